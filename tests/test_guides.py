@@ -181,7 +181,7 @@ def test_a_database_restored_from_an_earlier_backup_gets_every_order_once(
     ends = [TopicPartition("orders", partition, OFFSET_END) for partition in range(3)]
     for future in admin.delete_records(ends).values():
         future.result(60)
-    assert "PositionLost" in run(program, holdfast_broker, tmp_path, is_done=lambda: False, code=1)
+    assert "CommittedOffsetLost" in run(program, holdfast_broker, tmp_path, is_done=lambda: False, code=1)
     assert sales() == list(range(30))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer as BareConsumer
 
 from holdfast.client import Consumer, Message
-from holdfast.client.consuming.member import FETCH_BACKOFF_MS
+from holdfast.client.consumer import FETCH_BACKOFF_MS
 from holdfast.client.settings import consumer_settings
 
 COMMIT_S: Final = 1.0

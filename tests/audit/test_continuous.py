@@ -16,10 +16,19 @@ import pytest
 from holdfast.audit import metrics
 from holdfast.audit.certificate import Certificate, certify
 from holdfast.audit.continuous import Incremental, Watch, remembering, summary
-from holdfast.audit.marks import Seen, changes, kept
 from holdfast.audit.metrics import NAMES, AuditMetrics
 from holdfast.audit.model import PartitionAccount, Report, SinkAccount, Verdict
-from holdfast.audit.proven import Proven, Topics, TopicStart, advanced, read_state, write_state
+from holdfast.audit.proven import (
+    Proven,
+    Seen,
+    Topics,
+    TopicStart,
+    advanced,
+    changes,
+    kept,
+    read_state,
+    write_state,
+)
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import Dedupe, Filter, PipelineDefinition, PostgresSink, Source
 from holdfast.pipeline.positions import Place
@@ -369,7 +378,7 @@ def test_every_metric_is_named_typed_and_there_after_an_audit(make_report: MakeR
 
 def test_documented_metrics_are_those_there_are() -> None:
     text = (Path(__file__).parents[2] / "docs" / "CLI.md").read_text(encoding="utf-8")
-    section = text.partition("## holdfast audit\n")[2].partition("\n## ")[0]
+    section = text.partition("## holdfast audit pipeline\n")[2].partition("\n## ")[0]
     assert {name for name in NAMES if f"`{name}`" in section} == set(NAMES)
 
 

@@ -17,9 +17,9 @@ from tests.support.audit_topics import append_transaction, dead_letter, sink_rec
 from tests.support.fake_cluster import FETCH, FakeCluster
 
 from holdfast.audit.continuous import Incremental
-from holdfast.audit.marks import changes, take_all
 from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
+from holdfast.audit.proven import changes, take_all
 from holdfast.cli.audit_every import PipelineAuditor
 from holdfast.pipeline.definition.naming import client_settings
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.audit_sinks import Ledger
 
-from holdfast.audit.books import Books, check_intake, check_routes, check_rows
 from holdfast.audit.compare import Holding
-from holdfast.audit.ledgers import cover, follow, is_whole
+from holdfast.audit.ledgers import Books, check_intake, check_routes, check_rows, cover, follow, is_whole
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import Fate, Finding
 from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, PartitionWalk, SourceWalk

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tests.support.audit_sinks import Ledger
 
+from holdfast.audit.left import SideStream, check_turns, side_stream
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import Fate
-from holdfast.audit.side_streams import SideStream, check_turns, side_stream
 from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.pipeline.aside import DUPLICATE, LATE, LATE_FOR
 from holdfast.pipeline.definition.model import Dedupe, PipelineDefinition, Source, Window

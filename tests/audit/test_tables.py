@@ -13,7 +13,7 @@ from tests.support.audit_world_writer import WorldWriter
 from tests.support.audit_worlds import Told, make_plan
 from tests.support.fake_cluster import FakeCluster
 
-from holdfast.audit.marks import changes, take
+from holdfast.audit.proven import changes, take
 from holdfast.audit.tracing import Tracer
 from holdfast.pipeline.definition.model import PipelineDefinition, PostgresSink, Source
 from holdfast.pipeline.definition.naming import client_settings

@@ -13,9 +13,8 @@ from tests.support.audit_world_writer import World, WorldWriter
 from tests.support.audit_worlds import WINDOW, Plan, Told, make_plan
 from tests.support.fake_cluster import FakeCluster
 
-from holdfast.audit.lives import Life
-from holdfast.audit.stored import look_up, offsets_of_key, place_of
-from holdfast.audit.trace_text import events
+from holdfast.audit.lives import Life, events
+from holdfast.audit.stored import codec_name, look_up, offsets_of_key, place_of
 from holdfast.audit.tracing import Tracer
 from holdfast.errors import UsageError
 from holdfast.pipeline.definition.naming import client_settings
@@ -303,7 +302,7 @@ def test_a_record_is_told_with_its_batch_and_sender(cluster: FakeCluster) -> Non
     assert life.stored.spool == ("00ff00ff00ff00ff", 0, 7)
     batch = life.stored.batch
     assert batch is not None
-    assert (batch.base_offset, batch.last_offset, batch.leader_epoch, batch.codec) == (0, 2, 4, "lz4")
+    assert (batch.base_offset, batch.last_offset, batch.leader_epoch, codec_name(batch)) == (0, 2, 4, "lz4")
     told = " ".join(what for _, _, what in events(life))
     assert "sent by spool 00ff00ff00ff00ff as its number 7, producer 9 epoch 2 sequence 41" in told
 

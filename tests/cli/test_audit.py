@@ -1,4 +1,4 @@
-"""`holdfast audit PIPELINE`: verdicts as exit codes, and what keeps an audit from being made."""
+"""`holdfast audit pipeline`: verdicts as exit codes, and what keeps an audit from being made."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_proof_ends_with_0_and_says_so(
     run_here_anywhere: Run, cluster: FakeCluster, definition: str
 ) -> None:
     written(cluster, definition)
-    result = run_here_anywhere("audit", definition)
+    result = run_here_anywhere("audit", "pipeline", definition)
     assert (result.returncode, result.stderr) == (0, b"")
     assert b"lost 0, duplicated 0: proven" in result.stdout
 
@@ -93,7 +93,7 @@ def test_a_loss_ends_with_1_and_names_offset_and_key(
     run_here_anywhere: Run, cluster: FakeCluster, definition: str
 ) -> None:
     written(cluster, definition, kept={0, 1, 2, 4, 5})
-    result = run_here_anywhere("audit", definition, "--output", "json")
+    result = run_here_anywhere("audit", "pipeline", definition, "--output", "json")
     assert result.returncode == 1
     report = json.loads(result.stdout)
     assert report["verdict"] == "failed"
@@ -106,8 +106,8 @@ def test_what_has_expired_ends_with_4_and_from_earliest_with_0(
 ) -> None:
     written(cluster, definition)
     cluster.topics["orders"].partitions[0].log_start = 2
-    assert run_here_anywhere("audit", definition).returncode == 4
-    assert run_here_anywhere("audit", definition, "--from", "earliest").returncode == 0
+    assert run_here_anywhere("audit", "pipeline", definition).returncode == 4
+    assert run_here_anywhere("audit", "pipeline", definition, "--from", "earliest").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_a_wrong_flag_ends_with_2(
     run_here_anywhere: Run, cluster: FakeCluster, definition: str, arguments: list[str], words: bytes
 ) -> None:
     written(cluster, definition)
-    result = run_here_anywhere("audit", definition, *arguments)
+    result = run_here_anywhere("audit", "pipeline", definition, *arguments)
     assert result.returncode == 2
     assert words in result.stderr
 
 
 def test_a_definition_that_is_not_there_ends_with_2(run_here_anywhere: Run) -> None:
-    assert run_here_anywhere("audit", "nowhere.yaml").returncode == 2
+    assert run_here_anywhere("audit", "pipeline", "nowhere.yaml").returncode == 2
 
 
 def _never_ran(cluster: FakeCluster, definition: str) -> None:
@@ -176,7 +176,7 @@ def test_what_keeps_an_audit_from_being_made_ends_with_3_and_never_with_a_verdic
     words: bytes,
 ) -> None:
     spoil(cluster, definition)
-    result = run_here_anywhere("audit", definition)
+    result = run_here_anywhere("audit", "pipeline", definition)
     assert (result.returncode, result.stdout) == (3, b"")
     assert words in result.stderr
     assert b"Traceback" not in result.stderr

@@ -146,7 +146,7 @@ def test_no_secret_is_shown_of_a_sink_that_cannot_be_reached(
     assert "cannot be read" in out
     assert "54329" not in out + err
     assert "port ${PG_PORT}" in out
-    code, out, err = here("audit", str(path))
+    code, out, err = here("audit", "pipeline", str(path))
     assert code == 3
     assert "54329" not in out + err
 
@@ -174,7 +174,7 @@ def test_an_audit_writes_all_that_was_asked_for(here: Run, growing: Growing, tmp
     proofs = tmp_path / "proofs"
     files = ("--html", str(tmp_path / "page" / "a.html"), "--junit", str(tmp_path / "a.xml"))
     for number in (1, 2):
-        code, out, _ = here("audit", growing.path, "--certificate", str(proofs), *files)
+        code, out, _ = here("audit", "pipeline", growing.path, "--certificate", str(proofs), *files)
         assert (code, out.splitlines()[-1]) == (0, "lost 0, duplicated 0: proven")
         assert (proofs / f"growing-{number:06d}.json").exists()
     newest = json.loads((proofs / "growing-000002.json").read_text())
@@ -193,7 +193,7 @@ def test_an_audit_writes_nothing_to_what_it_reads(here: Run, growing: Growing) -
         return found
 
     before = everything()
-    assert here("audit", growing.path)[0] == 0
+    assert here("audit", "pipeline", growing.path)[0] == 0
     assert here("trace", "orders:0@7", growing.path)[0] == 0
     assert everything() == before
 
@@ -204,7 +204,7 @@ def test_a_state_makes_the_next_audit_look_at_what_is_new(
     state = ("--state", str(tmp_path / "state"), "--output", "json")
     starts = []
     for more in ((), (), ("--full",)):
-        code, out, _ = here("audit", growing.path, *state, *more)
+        code, out, _ = here("audit", "pipeline", growing.path, *state, *more)
         assert code == 0
         starts.append(json.loads(out)["partitions"][0]["start"])
     assert starts == [0, 40, 0]
@@ -223,7 +223,7 @@ def test_a_state_makes_the_next_audit_look_at_what_is_new(
 def test_flags_that_need_others_say_so(
     here: Run, growing: Growing, flags: tuple[str, ...], words: str
 ) -> None:
-    code, _, err = here("audit", growing.path, *flags)
+    code, _, err = here("audit", "pipeline", growing.path, *flags)
     assert code == 2
     assert words in err
 
@@ -258,7 +258,15 @@ def test_audits_go_on_until_one_fails(
     monkeypatch.setattr("holdfast.cli.audit_every._wait", wait)
     try:
         code, out, err = here(
-            "audit", growing.path, "--every", "5m", "--metrics-port", "0", "--certificate", str(tmp_path)
+            "audit",
+            "pipeline",
+            growing.path,
+            "--every",
+            "5m",
+            "--metrics-port",
+            "0",
+            "--certificate",
+            str(tmp_path),
         )
     finally:
         Path(path).write_bytes(before)
@@ -280,7 +288,7 @@ def test_audits_go_on_until_one_fails(
 
 def test_a_broken_chain_is_exit_code_1_and_named(here: Run, growing: Growing, tmp_path: Path) -> None:
     for _ in range(3):
-        assert here("audit", growing.path, "--certificate", str(tmp_path))[0] == 0
+        assert here("audit", "pipeline", growing.path, "--certificate", str(tmp_path))[0] == 0
     path = tmp_path / "growing-000002.json"
     document: dict[str, Any] = json.loads(path.read_text())
     document["report"]["took_ms"] += 1

@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_producer import FakeCluster
 
 from holdfast.client.spool import transactional
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, Told, decode_told
+from holdfast.client.spool.transactional import PROGRESS_TOPIC, Told, decode_told
 from holdfast.testing.kafka_fixtures import unavailable
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 

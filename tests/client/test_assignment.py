@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.consuming.assignment import Assignment, LostPositions, PositionLost, Start
+from holdfast.client.consuming.assignment import Assignment, CommittedOffsetLost, LostOffsets, Start
+from holdfast.client.consuming.commits import Note
 from holdfast.client.consuming.memory import GroupMemory, Mark
-from holdfast.client.consuming.notes import Note
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.topic_ids import TopicIds, TopicRecreated
 from holdfast.testing.broker import BrokerProcess
@@ -55,7 +55,7 @@ def begin(broker: BrokerProcess, real: Consumer, code: int) -> list[int]:
     admin.create_topics([NewTopic("work", 2)])["work"].result()
     real.commit(offsets=[TopicPartition("work", 1, 0)], asynchronous=False)
     member = Unanswered(real, code)
-    assignment = Assignment(member, "stop", is_incremental=False, say=print, settings={**SETTINGS, **address})
+    assignment = Assignment(member, "stop", say=print, settings={**SETTINGS, **address})
     assignment.take_over([TopicPartition("work", 0), TopicPartition("work", 1)])
     return [each.offset for each in member.assigned]
 
@@ -83,10 +83,10 @@ def test_a_position_behind_an_open_transaction_is_in_the_log(
     holder.produce("held", b"open")
     assert holder.flush(60) == 0
     assert real.get_watermark_offsets(TopicPartition("held", 0), timeout=60) == (0, 0)
-    assignment = Assignment(real, "stop", is_incremental=False, say=print, settings={**SETTINGS, **address})
+    assignment = Assignment(real, "stop", say=print, settings={**SETTINGS, **address})
     # As `groups reset-offsets --to-latest` sets it.
     assert assignment.start(TopicPartition("held", 0, 1)) == 1
-    with pytest.raises(PositionLost, match="position 2 is outside the log"):
+    with pytest.raises(CommittedOffsetLost, match="position 2 is outside the log"):
         assignment.start(TopicPartition("held", 0, 2))
     holder.abort_transaction(60)
 
@@ -117,10 +117,10 @@ class Marks:
         pass
 
 
-def busy(real: Consumer, *answers: list[int], lost_positions: LostPositions = "stop") -> Assignment:
+def busy(real: Consumer, *answers: list[int], lost_offsets: LostOffsets = "stop") -> Assignment:
     marks = cast(GroupMemory, Marks())
     member = Busy(real, list(answers))
-    return Assignment(member, lost_positions, is_incremental=False, say=print, memory=marks)
+    return Assignment(member, lost_offsets, say=print, memory=marks)
 
 
 def test_a_position_that_was_stored_since_it_was_asked_for_is_not_lost(real: Consumer) -> None:
@@ -130,7 +130,7 @@ def test_a_position_that_was_stored_since_it_was_asked_for_is_not_lost(real: Con
 
 
 def test_a_position_that_is_still_missing_is_lost(real: Consumer) -> None:
-    with pytest.raises(PositionLost, match="work-0"):
+    with pytest.raises(CommittedOffsetLost, match="work-0"):
         busy(real, [-1001], [-1001]).take_over([TopicPartition("work", 0)])
 
 
@@ -138,7 +138,7 @@ def test_a_position_that_is_still_missing_is_lost(real: Consumer) -> None:
 def test_a_position_that_was_decided_on_is_not_taken_for_a_stored_one(
     real: Consumer, answers: tuple[list[int], ...]
 ) -> None:
-    starts = busy(real, *answers, lost_positions="latest").take_over([TopicPartition("work", 0)])
+    starts = busy(real, *answers, lost_offsets="latest").take_over([TopicPartition("work", 0)])
     assert starts == {("work", 0): Start(100, is_stored=False)}
 
 
@@ -163,9 +163,7 @@ class Noted(Busy):
 def test_a_stored_id_is_believed_while_nobody_tells_and_compared_when_somebody_does(real: Consumer) -> None:
     said: list[str] = []
     ids = Ids(None)
-    assignment = Assignment(
-        Noted(real, []), "stop", is_incremental=False, say=said.append, ids=cast(TopicIds, ids)
-    )
+    assignment = Assignment(Noted(real, []), "stop", say=said.append, ids=cast(TopicIds, ids))
     key = ("work", 0)
     assert assignment.take_over([TopicPartition(*key)]) == {key: Start(7)}
     assert "shows later" in said[0]

@@ -13,10 +13,9 @@ from confluent_kafka import Producer as RawProducer
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.app import App
-from holdfast.client.consumer import Consumer
-from holdfast.client.consuming.assignment import PositionLost
-from holdfast.client.consuming.positions import PositionsNotCommitted
+from holdfast.client.consumer import App, Consumer
+from holdfast.client.consuming.assignment import CommittedOffsetLost
+from holdfast.client.consuming.commits import OffsetsNotCommitted
 from holdfast.client.dedupe import Dedupe
 from holdfast.client.messages import Message
 from holdfast.client.retries import RetryPolicy
@@ -341,7 +340,7 @@ def test_a_last_commit_that_cannot_be_made_is_an_error(own_broker: BrokerProcess
             own_broker.crash()
             consumer.stop()
 
-    with pytest.raises(PositionsNotCommitted, match="last-0 to 5, committed nothing"):
+    with pytest.raises(OffsetsNotCommitted, match="last-0 to 5, committed nothing"):
         consumer.run(handle)
 
 
@@ -466,10 +465,10 @@ def test_a_position_that_left_the_log_stops_the_consumer_unless_told_otherwise(
     for future in admin.delete_records([TopicPartition("expired", 0, 5)]).values():
         future.result()
     stopped = Consumer(broker.bootstrap_servers, group="expired", topics=["expired"])
-    with pytest.raises(PositionLost, match="3 messages expired"):
+    with pytest.raises(CommittedOffsetLost, match="3 messages expired"):
         stopped.run(print)
     assert committed(broker, "expired", "expired") == [2]
-    told = Consumer(broker.bootstrap_servers, group="expired", topics=["expired"], lost_positions="earliest")
+    told = Consumer(broker.bootstrap_servers, group="expired", topics=["expired"], lost_offsets="earliest")
     handled = Handled(5, told.stop)
     told.run(handled)
     assert handled.numbers == [5, 6, 7, 8, 9]

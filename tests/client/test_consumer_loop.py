@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from holdfast.client.consuming.assignment import LostPositions
-from holdfast.client.consuming.loop import Limits, Loop
-from holdfast.client.consuming.runs import Reports, Run
+from holdfast.client.consuming.assignment import LostOffsets
+from holdfast.client.consuming.loop import Loop, Options
 from holdfast.client.consuming.tracker import PartitionTracker
-from holdfast.client.dedupe import Dedupe
+from holdfast.client.consuming.workers import Reports, Run
 from holdfast.client.messages import Fields, Message
-from holdfast.client.retry_history import History
-from holdfast.client.retry_topics import HeldBack
+from holdfast.client.retries import HeldBack, History
 
-LIMITS = Limits(
+OPTIONS = Options(
     in_flight_max=4, in_flight_bytes_max=1000, commit_seconds=3600, drain_seconds=0, last_commit_seconds=0
 )
 
@@ -144,9 +143,7 @@ class Hands:
 
 
 class World:
-    def __init__(
-        self, held: dict[str, HeldBack] | None = None, lost_positions: LostPositions = "stop"
-    ) -> None:
+    def __init__(self, held: dict[str, HeldBack] | None = None, lost_offsets: LostOffsets = "stop") -> None:
         self.client = ScriptedClient()
         self.stopping = threading.Event()
         self.client.when_done = self.stopping.set
@@ -158,13 +155,9 @@ class World:
             lambda topic: self.hands,
             [self.hands],
             reports,
-            LIMITS,
-            stopping=self.stopping,
-            dedupe=Dedupe(),
+            replace(OPTIONS, lost_offsets=lost_offsets),
+            is_stopping=self.stopping.is_set,
             held=held or {},
-            lost_positions=lost_positions,
-            is_incremental=False,
-            say=lambda line: None,
         )
 
     def assign(self, topic: str = "t") -> None:
@@ -226,7 +219,7 @@ def test_the_end_of_a_partition_carries_the_position_over_markers() -> None:
 
 
 def test_where_to_go_on_instead_of_a_lost_position_is_committed() -> None:
-    world = World(lost_positions="latest")
+    world = World(lost_offsets="latest")
     world.client.committed_at["t"] = 5
     lost = RawMessage("t", 5, KafkaError._AUTO_OFFSET_RESET)
     commits: list[dict[str, int]] = []
@@ -237,7 +230,7 @@ def test_where_to_go_on_instead_of_a_lost_position_is_committed() -> None:
 
 
 def test_a_position_decided_on_at_the_beginning_is_committed() -> None:
-    world = World(lost_positions="latest")
+    world = World(lost_offsets="latest")
     world.client.committed_at["t"] = 5000
     commits: list[dict[str, int]] = []
     world.play(world.assign, lambda: commits.append(dict(world.client.commits)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.client.dead_letter_dialects import Headers, read_failure
-from holdfast.client.dead_letters import DeadLetters
+from holdfast.client.dead_letters import add_dead_letter
 from holdfast.client.errors import DeliveryFailed
 from holdfast.client.messages import DeadLetter, Message, Origin
-from holdfast.client.retry_history import History
+from holdfast.client.retries import History
 from holdfast.client.side_topics import TooLargeToSetAside
 
 MESSAGE = Message("orders", 2, 7, 1_700_000_000_000, b"k", b"v", (("trace", b"1"), ("hf-id", b"00ff:2:7")))
@@ -28,13 +28,6 @@ class Limited:
             )
         self.sent.append((topic, message, headers))
 
-    def close(self) -> None:
-        pass
-
-
-def letters(topics: Limited) -> DeadLetters:
-    return DeadLetters("", "mailer", {}, topics=topics)
-
 
 def failed() -> ValueError:
     try:
@@ -45,7 +38,7 @@ def failed() -> ValueError:
 
 def test_a_dead_letter_tells_where_it_was_and_what_went_wrong() -> None:
     topics = Limited(100_000)
-    letters(topics).add("orders-dlt", MESSAGE, "5 attempts", failed(), 5)
+    add_dead_letter(topics, "mailer", "orders-dlt", MESSAGE, "5 attempts", failed(), 5)
     ((topic, message, headers),) = topics.sent
     failure = read_failure(headers)
     assert failure is not None
@@ -73,7 +66,7 @@ def test_the_cause_of_a_chosen_dead_letter_is_told() -> None:
     topics = Limited(100_000)
     chosen = DeadLetter("no such customer")
     chosen.__cause__ = KeyError("4711")
-    letters(topics).add("orders-dlt", MESSAGE, "no such customer", chosen, 1)
+    add_dead_letter(topics, "mailer", "orders-dlt", MESSAGE, "no such customer", chosen, 1)
     failure = read_failure(topics.sent[0][2])
     assert failure is not None
     assert (failure.error, failure.reason) == ("KeyError", "no such customer")
@@ -83,7 +76,7 @@ def test_the_history_of_retries_becomes_the_origin() -> None:
     topics = Limited(100_000)
     history = History(Origin("orders", 2, 7, 5), "mailer", attempts=3, step=1, first_ms=1, due_ms=2)
     retried = Message("orders-retry-1", 2, 0, 9, b"k", b"v", (("trace", b"1"), *history.headers()))
-    letters(topics).add("orders-dlt", retried, "enough", failed(), 1, History.read(retried))
+    add_dead_letter(topics, "mailer", "orders-dlt", retried, "enough", failed(), 1, History.read(retried))
     headers = topics.sent[0][2]
     failure = read_failure(headers)
     assert failure is not None
@@ -95,7 +88,7 @@ def test_copied_headers_of_retries_do_not_become_the_origin() -> None:
     topics = Limited(100_000)
     history = History(Origin("orders", 2, 7, 5), "mailer", attempts=3, step=1, first_ms=1, due_ms=2)
     copied = Message("invoices", 1, 4, 9, b"k", b"v", history.headers())
-    letters(topics).add("invoices-dlt", copied, "enough", failed(), 1)
+    add_dead_letter(topics, "mailer", "invoices-dlt", copied, "enough", failed(), 1)
     headers = topics.sent[0][2]
     failure = read_failure(headers)
     assert failure is not None
@@ -106,7 +99,7 @@ def test_copied_headers_of_retries_do_not_become_the_origin() -> None:
 def test_a_letter_too_large_loses_its_stack_then_its_words() -> None:
     for limit, has_stack, is_long in ((100_000, True, True), (2500, False, True), (600, False, False)):
         topics = Limited(limit)
-        letters(topics).add("orders-dlt", MESSAGE, "enough", failed(), 1)
+        add_dead_letter(topics, "mailer", "orders-dlt", MESSAGE, "enough", failed(), 1)
         failure = read_failure(topics.sent[0][2])
         assert failure is not None
         assert (failure.stack is not None) == has_stack
@@ -117,7 +110,7 @@ def test_a_message_that_does_not_fit_at_all_is_refused_with_what_to_do() -> None
     with pytest.raises(
         TooLargeToSetAside, match=r"orders-2@7.*position was not moved.*configs alter --topic"
     ):
-        letters(Limited(10)).add("orders-dlt", MESSAGE, "enough", failed(), 1)
+        add_dead_letter(Limited(10), "mailer", "orders-dlt", MESSAGE, "enough", failed(), 1)
 
 
 def test_other_refusals_are_not_tried_again() -> None:
@@ -130,5 +123,5 @@ def test_other_refusals_are_not_tried_again() -> None:
 
     topics = Refuses(0)
     with pytest.raises(DeliveryFailed):
-        letters(topics).add("orders-dlt", MESSAGE, "enough", failed(), 1)
+        add_dead_letter(topics, "mailer", "orders-dlt", MESSAGE, "enough", failed(), 1)
     assert len(topics.sent) == 1

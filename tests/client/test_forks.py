@@ -10,12 +10,11 @@ import pytest
 
 from holdfast.client.consumer import Consumer
 from holdfast.client.consuming.handling import Handling
-from holdfast.client.consuming.runs import Reports
 from holdfast.client.consuming.tracker import PartitionTracker
-from holdfast.client.consuming.workers import Workers
+from holdfast.client.consuming.workers import Reports, Workers
 from holdfast.client.database.sink import DatabaseSink
-from holdfast.client.forks import end_if_forked, ending_in_child
 from holdfast.client.messages import DeadLetter, Fields, Message
+from holdfast.client.process import end_if_forked, ending_in_child
 from holdfast.client.processor import Processor
 from holdfast.client.retries import RetryPolicy
 from holdfast.errors import UsageError
@@ -95,14 +94,14 @@ def test_a_transform_that_forks_and_returns_ends_its_child() -> None:
 @pytest.mark.parametrize("kind", ["consumer", "processor", "sink"])
 def test_a_client_that_runs_in_the_parent_is_refused_in_a_child(kind: str) -> None:
     made: dict[str, Callable[[], Any]] = {
-        "consumer": lambda: Consumer("b:9092", group="g", topics=["t"])._member,
+        "consumer": lambda: Consumer("b:9092", group="g", topics=["t"]),
         "processor": lambda: Processor("b:9092", group="g", topics=["t"]),
         "sink": lambda: DatabaseSink("b:9092", group="g", topics=["t"], database="sqlite:///x"),
     }
     client = made[kind]()
     client._running_in = os.getppid()
     with pytest.raises(UsageError, match="make one in the child"):
-        client.run([]) if kind == "consumer" else client.run(print)
+        client.run(print)
     client._running_in = os.getpid()
     with pytest.raises(UsageError, match="one run at a time"):
-        client.run([]) if kind == "consumer" else client.run(print)
+        client.run(print)

@@ -11,17 +11,15 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.fake_producer import FakeCluster
 
-from holdfast.client import direct, failure_router, producer, transactional
+from holdfast.client import direct, failures, producer, transactional
 from holdfast.client.aio import AsyncProducer
 from holdfast.client.consumer import Consumer
 from holdfast.client.dead_letter_dialects import Headers, read_failure
-from holdfast.client.failure_router import FailureRouter
+from holdfast.client.failures import FailureRouter
 from holdfast.client.messages import DeadLetter, Message, Origin
 from holdfast.client.processor import Output, Processor
 from holdfast.client.producer import Producer
-from holdfast.client.retries import NO_RETRIES
-from holdfast.client.retry_history import History
-from holdfast.client.retry_topics import RetryTopics
+from holdfast.client.retries import NO_RETRIES, History, RetryTopics
 from holdfast.client.spool import sender as sender_module
 from holdfast.client.transactional import TransactionalProducer
 from holdfast.testing.broker import BrokerProcess
@@ -111,7 +109,7 @@ class Sent:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     sent = Sent()
-    monkeypatch.setattr(failure_router, "SideTopics", lambda *arguments, **named: sent)
+    monkeypatch.setattr(failures, "SideTopics", lambda *arguments, **named: sent)
     return sent
 
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import NewPartitions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.client import Consumer, Message, Output, PositionLost, Processor
+from holdfast.client import CommittedOffsetLost, Consumer, Message, Output, Processor
 from holdfast.client.consuming.memory import (
     MEMORY_TOPIC,
     GroupMemory,
@@ -111,7 +111,7 @@ def test_messages_that_expire_before_the_first_was_handled_are_missed(here: Scen
     here.write(topic, {0: numbers(0, 5)})
     (future,) = here.admin.delete_records([TopicPartition(topic, 0, 3)]).values()
     future.result(30)
-    with pytest.raises(PositionLost, match="3 messages expired"):
+    with pytest.raises(CommittedOffsetLost, match="3 messages expired"):
         work(here, topic, 1)
 
 
@@ -129,7 +129,7 @@ def test_a_group_that_lost_some_of_its_positions_stops_and_new_partitions_begin_
     raw = here.consumer(topic)
     raw.commit(offsets=[TopicPartition(topic, 0, 1), TopicPartition(topic, 2, 1)], asynchronous=False)
     raw.close()
-    with pytest.raises(PositionLost, match=f"{topic}-1: group '{topic}' has worked here since"):
+    with pytest.raises(CommittedOffsetLost, match=f"{topic}-1: group '{topic}' has worked here since"):
         work(here, topic, 1)
 
 
@@ -141,7 +141,7 @@ def test_positions_that_another_client_stored_are_marked(here: Scene) -> None:
     raw.close()
     assert work(here, topic, 1) == ["2"]
     forget(here, topic)
-    with pytest.raises(PositionLost, match="expired"):
+    with pytest.raises(CommittedOffsetLost, match="expired"):
         work(here, topic, 1)
 
 
@@ -152,7 +152,7 @@ def test_told_to_go_on_at_the_end_it_does(here: Scene) -> None:
     forget(here, topic)
     here.write(topic, {0: ["passed over"]})
     consumer = Consumer(
-        here.bootstrap_servers, group=topic, topics=[topic], commit_seconds=0.05, lost_positions="latest"
+        here.bootstrap_servers, group=topic, topics=[topic], commit_seconds=0.05, lost_offsets="latest"
     )
     handled: list[str] = []
     running = Background(lambda: consumer.run(lambda message: handled.append(value_of(message))))
@@ -188,7 +188,7 @@ def test_what_comes_behind_the_end_it_was_told_to_go_on_at_is_handled_after_a_re
 
     def run_until(is_over: Callable[[], bool], what: str) -> None:
         options: dict[str, Any] = {"group": topic, "topics": [topic], "commit_seconds": 0.05}
-        options["lost_positions"] = "latest"
+        options["lost_offsets"] = "latest"
         member: Consumer | Processor = (
             Consumer(here.bootstrap_servers, **options)
             if kind == "consumer"
@@ -285,8 +285,8 @@ def test_a_processor_whose_positions_vanished_stops_before_it_produces_anything_
     here.write(source, {0: ["3"]})
     run(1)
     forget(here, source)
-    with pytest.raises(PositionLost, match="has worked here since"):
+    with pytest.raises(CommittedOffsetLost, match="has worked here since"):
         run(1)
     assert here.read(target) == {0: numbers(0, 4)}
-    run(4, lost_positions="earliest")
+    run(4, lost_offsets="earliest")
     assert here.read(target) == {0: [*numbers(0, 4), *numbers(0, 4)]}

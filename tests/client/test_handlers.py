@@ -15,16 +15,14 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.app import App
-from holdfast.client.consumer import Consumer
+from holdfast.client.consumer import App, Consumer
 from holdfast.client.consuming.handling import Handling
-from holdfast.client.consuming.runs import Run
 from holdfast.client.consuming.tracker import PartitionTracker
+from holdfast.client.consuming.workers import Run
 from holdfast.client.database.sink import DatabaseSink
 from holdfast.client.database.store import open_database
 from holdfast.client.dead_letters import failure_of
-from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
-from holdfast.client.messages import Message
+from holdfast.client.messages import Message, UnusableHandler, check_handler, check_outcome, described
 from holdfast.client.processor import Processor
 from holdfast.client.retries import RetryPolicy
 from holdfast.client.state import StatefulProcessor

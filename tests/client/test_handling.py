@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.client.consuming.handling import Handling
-from holdfast.client.consuming.runs import Run, split
 from holdfast.client.consuming.tracker import PartitionTracker
+from holdfast.client.consuming.workers import Run, split
 from holdfast.client.messages import KEY, OFFSET, DeadLetter, Fields, Message, Retry
 from holdfast.client.retries import RetryPolicy
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from holdfast.client.library_log import logged_producer
+from holdfast.client.spool.deliverer import logged_producer
 
 
 def test_the_setting_a_spool_rests_on_is_no_news_and_a_missing_broker_is(

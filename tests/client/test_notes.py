@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.client.consuming.notes import Note
+from holdfast.client.consuming.commits import Note
 
 SEEN = st.just("") | st.from_regex(r"hf1:[0-9]+:[A-Za-z0-9+/=]*", fullmatch=True)
 VALUES = st.text("0123456789abcdef-@", max_size=40)

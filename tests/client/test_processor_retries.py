@@ -13,8 +13,8 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.dead_letter_dialects import read_failure
+from holdfast.client.errors import HandlerFailed
 from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
 from holdfast.client.processor import Output, Processor
 from holdfast.client.retries import NO_RETRIES, RetryPolicy

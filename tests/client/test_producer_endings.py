@@ -21,11 +21,10 @@ from tests.support.fake_producer import FakeCluster, Stored, Verdict
 from tests.support.interrupting import interrupted_at
 
 from holdfast.client import direct, exit_guard
-from holdfast.client.bell import Bell
-from holdfast.client.delivery import FAILURES_KEPT_MAX, Delivery, Failures, Waiting
+from holdfast.client.delivery import FAILURES_KEPT_MAX, Bell, Delivery, Failures, Waiting
 from holdfast.client.errors import DeliveryFailed, ForkedProducer, SendTimeout, UndeliveredMessages
+from holdfast.client.process import say
 from holdfast.client.producer import Producer
-from holdfast.client.signals import say
 from holdfast.errors import UsageError
 
 

@@ -132,7 +132,7 @@ def test_a_consumer_stops_when_its_topic_is_recreated(scene: Scene) -> None:
 def test_a_consumer_begins_at_the_start_of_a_recreated_topic_when_told_so(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consume_until(scene, NEW[-1], scene.consumer(lost_positions="earliest"))
+    consume_until(scene, NEW[-1], scene.consumer(lost_offsets="earliest"))
     assert set(scene.handled) == {*OLD, *NEW}
     assert "recreated" in caplog.text
 
@@ -153,11 +153,11 @@ def test_a_position_of_the_topic_before_is_not_used_by_the_next_run(scene: Scene
     assert scene.handled == list(OLD)
 
 
-@pytest.mark.parametrize("lost_positions", ["stop", "earliest"])
+@pytest.mark.parametrize("lost_offsets", ["stop", "earliest"])
 def test_a_processor_commits_nothing_of_a_recreated_topic_that_it_took_for_the_old_one(
-    scene: Scene, lost_positions: Any
+    scene: Scene, lost_offsets: Any
 ) -> None:
-    processor = scene.processor(lost_positions=lost_positions)
+    processor = scene.processor(lost_offsets=lost_offsets)
     is_over = threading.Event()
 
     def recreate() -> None:
@@ -169,7 +169,7 @@ def test_a_processor_commits_nothing_of_a_recreated_topic_that_it_took_for_the_o
     helper = threading.Thread(target=recreate)
     helper.start()
     try:
-        if lost_positions == "stop":
+        if lost_offsets == "stop":
             with pytest.raises(TopicRecreated, match=scene.topic):
                 processor.run(scene.handle)
             assert processor.committed == len(OLD)

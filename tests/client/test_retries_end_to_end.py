@@ -18,9 +18,7 @@ from holdfast.client.dead_letter_dialects import Failure, read_failure
 from holdfast.client.messages import DeadLetter, Message, Origin
 from holdfast.client.partitioner import murmur2
 from holdfast.client.producer import Producer
-from holdfast.client.retries import NO_RETRIES, RetryPolicy
-from holdfast.client.retry_history import History
-from holdfast.client.retry_topics import RetryTopics
+from holdfast.client.retries import NO_RETRIES, History, RetryPolicy, RetryTopics
 from holdfast.client.side_topics import SideTopicMissing, TooLargeToSetAside
 from holdfast.testing.broker import BrokerProcess
 

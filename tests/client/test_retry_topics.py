@@ -7,9 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.client.messages import DeadLetter, Message, Origin, Retry, away_from_home
-from holdfast.client.retries import Enough, RetryPolicy
-from holdfast.client.retry_history import History, without_history
-from holdfast.client.retry_topics import HeldBack, Later, Place, RetryTopics, headers_for, next_history
+from holdfast.client.retries import (
+    Enough,
+    HeldBack,
+    History,
+    Later,
+    Place,
+    RetryPolicy,
+    RetryTopics,
+    headers_for,
+    next_history,
+    without_history,
+)
 from holdfast.errors import UsageError
 
 NEW = Message("orders", 2, 7, 5, b"k", b"v", (("trace", b"1"),))

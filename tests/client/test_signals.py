@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from holdfast.client.signals import say
+from holdfast.client.process import say
 
 
 def test_a_line_without_a_standard_error_does_not_go_to_the_programs_output(

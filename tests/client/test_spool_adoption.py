@@ -14,8 +14,8 @@ from tests.support.faulty_files import FaultyFiles
 
 from holdfast.client.spool import sender as sender_module
 from holdfast.client.spool.home import SpoolHome
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
 from holdfast.client.spool.sender import SpooledSender
+from holdfast.client.spool.transactional import PROGRESS_TOPIC
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
 

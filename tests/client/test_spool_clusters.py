@@ -18,8 +18,8 @@ from holdfast.client.spool import idempotent, transactional
 from holdfast.client.spool import sender as sender_module
 from holdfast.client.spool.identity import read_identity
 from holdfast.client.spool.peek import SpoolPeek
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
 from holdfast.client.spool.sender import SpooledSender
+from holdfast.client.spool.transactional import PROGRESS_TOPIC
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
 

@@ -18,8 +18,7 @@ from tests.support.fake_producer import FakeCluster, Stored, Verdict
 from tests.support.faulty_files import FaultyFiles
 from tests.support.interrupting import interrupted_at
 
-from holdfast.client.bell import Bell
-from holdfast.client.delivery import Delivery
+from holdfast.client.delivery import Bell, Delivery
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped, NotStored
 from holdfast.client.spool import feed as feed_module
 from holdfast.client.spool import idempotent as idempotent_module

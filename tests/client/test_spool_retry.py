@@ -17,8 +17,8 @@ from holdfast.client.spool import idempotent, transactional, writer
 from holdfast.client.spool.drain import Drain, Drained
 from holdfast.client.spool.home import SpoolHome
 from holdfast.client.spool.peek import SpoolPeek
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
 from holdfast.client.spool.sender import SpooledSender
+from holdfast.client.spool.transactional import PROGRESS_TOPIC
 from holdfast.real import RealFileSystem, RealRandomness
 
 SETTINGS = {"bootstrap.servers": "fake"}

@@ -16,9 +16,9 @@ from holdfast.client.errors import DeliveryFailed
 from holdfast.client.spool import deliverer as deliverer_module
 from holdfast.client.spool import idempotent, transactional
 from holdfast.client.spool import topics as topics_module
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, Told
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
+from holdfast.client.spool.transactional import PROGRESS_TOPIC, Told
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
 

@@ -15,9 +15,9 @@ from tests.support.faulty_files import FaultyFiles
 from holdfast.client.delivery import Delivery
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped
 from holdfast.client.spool import transactional
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, decode_told
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
+from holdfast.client.spool.transactional import PROGRESS_TOPIC, decode_told
 from holdfast.real import RealFileSystem, RealRandomness
 
 Open = Callable[[], SpooledSender]

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from holdfast.client.delivery import Waiting
 from holdfast.client.spool.format import Message, PartitionKey
-from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, make_item
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, Window, make_item
 from holdfast.client.spool.progress import NOTHING, Progress
-from holdfast.client.spool.window import Window
 
 WAITING = Waiting()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.client.changelog import CacheTaken, StateCache
 from holdfast.client.state import State
-from holdfast.client.state_cache import CacheTaken, StateCache
 
 DAY_MS = 86_400_000
 

@@ -12,8 +12,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.client.consumer import Consumer
-from holdfast.client.consuming.member import dead_letters_of
-from holdfast.client.consuming.subscription import Source, own_dead_letters
+from holdfast.client.consuming.assignment import Source, own_dead_letters
+from holdfast.client.dead_letters import dead_letters_of
 from holdfast.client.messages import Message
 from holdfast.testing.broker import BrokerProcess
 

@@ -14,7 +14,7 @@ from holdfast.client.consumer import Consumer
 from holdfast.client.database.sink import DatabaseSink
 from holdfast.client.messages import DeadLetter, Message
 from holdfast.client.processor import Output
-from holdfast.client.retry_topics import RetryTopics
+from holdfast.client.retries import RetryTopics
 from holdfast.client.state import State, StatefulProcessor
 
 PARTITIONS: Final = 2
@@ -83,7 +83,7 @@ def process(bootstrap: str, directory: Path, count: int) -> None:
         topics=[READINGS],
         directory=str(directory / "state"),
         commit_seconds=0.05,
-        consumer_config=SOON,
+        config=SOON,
     )
     run_until(processor, lambda: processor.run(total), lambda: processor.committed >= count)
 

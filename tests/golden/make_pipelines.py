@@ -67,7 +67,7 @@ def command(directory: Path, *arguments: str) -> None:
 def audit(directory: Path, bootstrap: str, name: str) -> None:
     command(
         directory,
-        *("audit", f"{name}.yaml", "--bootstrap-server", bootstrap),
+        *("audit", "pipeline", f"{name}.yaml", "--bootstrap-server", bootstrap),
         *("--certificate", "certificates", "--state", f"{name}.proven"),
     )
 

@@ -55,7 +55,7 @@ class Sending:
 
     @property
     def id(self) -> str:
-        return str(self.producer._sender.id)  # type: ignore[attr-defined]
+        return str(self.producer._sender.id)  # type: ignore[union-attr]
 
     def send(self, topic: str, number: int, fate: str, **options: Any) -> None:
         partition = options.get("partition")

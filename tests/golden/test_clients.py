@@ -12,7 +12,7 @@ import pytest
 from tests.golden import clients
 from tests.golden.opening import GENERATIONS, PACKED, broker_at, expected_of, unpack
 
-from holdfast.client import state_cache
+from holdfast.client import changelog
 from holdfast.client.dead_letter_dialects import read_failure
 from holdfast.reader import read
 from holdfast.real import RealClock
@@ -49,16 +49,16 @@ def test_a_processor_goes_on_with_its_state(
     scene: Scene, has_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
-    created = state_cache.StateCache._created
+    created = changelog.StateCache._created
 
     def noted(cache: Any) -> Any:
         made.append(Path(cache._path))
         return created(cache)
 
-    monkeypatch.setattr(state_cache.StateCache, "_created", noted)
+    monkeypatch.setattr(changelog.StateCache, "_created", noted)
     if has_cache:
         # Files that slept for too long are not used: to them, no time has passed.
-        monkeypatch.setattr(state_cache, "_now_ms", lambda: 0)
+        monkeypatch.setattr(changelog, "_now_ms", lambda: 0)
     else:
         shutil.rmtree(scene.directory / "state")
     clients.fill(scene.bootstrap_servers, clients.READINGS, scene.expected["parts"] + 1)

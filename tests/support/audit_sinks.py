@@ -313,7 +313,7 @@ class DeltaBuilder:
     def compact(self) -> None:
         """Merge small files, as `pipeline compact` does."""
         from holdfast.pipeline.definition.model import PipelineDefinition, Source
-        from holdfast.pipeline.sinks.delta_compacting import compact_delta
+        from holdfast.pipeline.sinks.compacting import compact_delta
 
         sink = DeltaSink(os.path.abspath(self.path), self.name, self.partition_by)
         compact_delta(PipelineDefinition(self.pipeline, Source(), sinks=(sink,)), sink)
@@ -382,7 +382,7 @@ class PostgresBuilder:
         from psycopg import sql
 
         from holdfast.pipeline.sinks import postgres_sql
-        from holdfast.pipeline.sinks.postgres_types import as_csv
+        from holdfast.pipeline.sinks.postgres_copy import as_csv
 
         values = {each.name: _postgres_type(each.type) for each in rows.schema if each.name != "_hf"}
         target = postgres_sql.Target(

@@ -43,10 +43,10 @@ WORK = (
 )
 INCOMPLETE = "doctor mine/orders.yaml"
 LACK = {
-    "audit --topic a --topic b --key key": "reader",
-    "audit --topic a --spool spool": "reader",
-    "audit --group g --sink parquet:out --match id=value.id": "reader",
-    "audit mine/orders.yaml": "spark",
+    "audit topics a b": "reader",
+    "audit spool spool --topic a": "reader",
+    "audit group g --sink parquet:out --match id=value.id": "reader",
+    "audit pipeline mine/orders.yaml": "spark",
     "demo": "spark",
     "export orders --output o.parquet": "reader",
     "lab run HF401": "spark",

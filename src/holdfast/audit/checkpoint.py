@@ -5,19 +5,250 @@
 The scope is what the query's own log can tell (`spark_log`): from the oldest entry kept to the last batch committed. A
 batch that was planned and not committed is pending: its rows may be there, and may be there twice when it was tried
 again, which is told.
+
+What a Structured Streaming query says of itself, read from its checkpoint without Spark.
+
+    offsets/N      written before batch N runs: up to where it reads, one line for each source
+    commits/N      written when batch N is done
+    sources/I/0    where source I began, for Spark's own Kafka source
+
+A batch's range lies between two entries, so the oldest entry that is kept says where the scope begins, and nothing in
+front of it is known. Spark keeps the last hundred (`spark.sql.streaming.minBatchesToRetain`). Of offsets, those of
+Spark's Kafka source (`{"topic": {"0": 17}}`) and of ours are understood; other sources are named and left out.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
 
-from holdfast.audit.asides import read_dead_letters
-from holdfast.audit.foreign_tables import open_table
+from holdfast.audit.foreign_tables import open_table, read_dead_letters
 from holdfast.audit.matched import Question, audit_matched
 from holdfast.audit.matching import parse_condition
-from holdfast.audit.model import Report, Unproven
-from holdfast.audit.spark_log import QueryLog, read_query_log
-from holdfast.reader import Cluster
+from holdfast.audit.model import AuditError, Report, Unproven, gap
+from holdfast.errors import UsageError
+from holdfast.reader import Cluster, TopicPartition
+
+VOID: Final = "-"
+"""A source without an offset yet."""
+VERSIONS: Final = ("v1", "v2")
+ATTEMPTS: Final = 3
+
+Standing = dict[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class QueryLog:
+    """What is known of a query's batches."""
+
+    directory: str
+    query_id: str
+    first: int
+    """The oldest batch whose range is known; its start is where the scope begins."""
+    committed: int
+    """The last batch that is done; before `first` when none is."""
+    planned: int
+    """The last batch that was written down."""
+    starts: Mapping[TopicPartition, int]
+    """Where the scope begins: known partitions only, a new one begins at its first offset."""
+    ends: Mapping[TopicPartition, int]
+    """Up to where committed batches read."""
+    planned_ends: Mapping[TopicPartition, int]
+    topic_ids: Mapping[str, UUID] = field(default_factory=dict)
+    """Where the log tells them: our source does, Spark's does not."""
+    left_out: tuple[str, ...] = ()
+    """Sources that are no Kafka."""
+    is_whole: bool = False
+    """Whether the scope begins where the query began."""
+    batch_ids: tuple[int, ...] = ()
+    """Of the committed batches of the scope."""
+
+    @property
+    def scopes(self) -> dict[TopicPartition, tuple[int, int]]:
+        return {place: (self.starts.get(place, 0), end) for place, end in sorted(self.ends.items())}
+
+
+def read_query_log(directory: str, source: int | None = None) -> QueryLog:
+    """The log of the query that has its checkpoint here; `source` chooses one of several sources."""
+    directory = directory.removeprefix("file://").rstrip("/") or "/"
+    _check(directory)
+    for _ in range(ATTEMPTS):
+        try:
+            return _read(directory, source)
+        except FileNotFoundError as gone:
+            vanished = gone  # Spark has let go of its oldest entry since we listed them
+    raise AuditError(f"{directory} loses its entries faster than they can be read: {vanished.filename}")
+
+
+def _read(directory: str, source: int | None) -> QueryLog:
+    entries = _numbers(os.path.join(directory, "offsets"))
+    commits = set(_numbers(os.path.join(directory, "commits")))
+    if not entries:
+        raise AuditError(f"{directory}/offsets is empty: the query has not planned a batch yet")
+    read = _Reader(directory, source)
+    oldest, planned = entries[0], entries[-1]
+    committed = max((number for number in entries if number in commits), default=-1)
+    standings = {number: read.entry(number) for number in {oldest, planned, committed} if number >= 0}
+    begin = read.beginning(standings[oldest]) if oldest == 0 else None
+    is_whole = begin is not None
+    starts = begin if begin is not None else standings[oldest]
+    in_scope = [number for number in entries if number <= committed and (is_whole or number > oldest)]
+    return QueryLog(
+        directory=directory,
+        query_id=_query_id(directory),
+        first=oldest if is_whole else oldest + 1,
+        committed=committed,
+        planned=planned,
+        starts=starts,
+        ends=standings[committed] if in_scope else dict(starts),
+        planned_ends=standings[planned],
+        topic_ids=read.topic_ids,
+        left_out=tuple(sorted(read.left_out)),
+        is_whole=is_whole,
+        batch_ids=tuple(in_scope),
+    )
+
+
+def _check(directory: str) -> None:
+    """Say what is wrong with a directory that is no checkpoint."""
+    if not os.path.isdir(directory):
+        raise UsageError(f"--checkpoint {directory}: there is no such directory")
+    if os.path.isdir(os.path.join(directory, "offsets")):
+        return
+    inner = [
+        name
+        for name in sorted(os.listdir(directory))
+        if os.path.isdir(os.path.join(directory, name, "offsets"))
+    ]
+    if inner:
+        raise UsageError(
+            f"--checkpoint {directory} is none itself, but holds some: {', '.join(inner[:5])}; name one of them"
+        )
+    if os.path.basename(directory) in ("offsets", "commits", "sources", "state", "metadata"):
+        raise UsageError(
+            f"--checkpoint {directory} is a part of one: name the directory above, {os.path.dirname(directory)}"
+        )
+    raise UsageError(
+        f"--checkpoint {directory} is no checkpoint of Structured Streaming: it has no directory 'offsets'"
+    )
+
+
+def _numbers(directory: str) -> list[int]:
+    if not os.path.isdir(directory):
+        return []
+    return sorted(int(name) for name in os.listdir(directory) if name.isdigit())
+
+
+def _query_id(directory: str) -> str:
+    try:
+        with open(os.path.join(directory, "metadata"), encoding="utf-8") as file:
+            return str(json.load(file).get("id", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+class _Reader:
+    def __init__(self, directory: str, source: int | None) -> None:
+        self._directory = directory
+        self._source = source
+        self.topic_ids: dict[str, UUID] = {}
+        self.left_out: set[str] = set()
+
+    def entry(self, number: int) -> Standing:
+        """Where a batch ends, in every partition of the sources asked for."""
+        path = os.path.join(self._directory, "offsets", str(number))
+        lines = _lines(path)
+        found: Standing = {}
+        sources = lines[2:]
+        if self._source is not None and not 0 <= self._source < len(sources):
+            raise UsageError(f"--source {self._source}: {path} has {len(sources)} of them, counted from 0")
+        for place, text in enumerate(sources):
+            if self._source is not None and place != self._source:
+                continue
+            if lines[0] == "v2":
+                _, colon, text = text.partition(":")
+                if not colon:
+                    raise AuditError(f"{path} cannot be read: no source's name in line {place + 3}")
+            if text != VOID:
+                self._take(text, f"source {place}", path, found)
+        return found
+
+    def _take(self, text: str, name: str, path: str, found: Standing) -> None:
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise AuditError(f"{path} cannot be read: {error}") from error
+        standing = _of_ours(document, self.topic_ids)
+        if standing is None:
+            standing = _of_kafka(document)
+        if standing is None:
+            self.left_out.add(f"{name}: {text[:60]}")
+            return
+        for place, offset in standing.items():
+            # Two sources may read the same topic: the scope is what both have.
+            found[place] = min(found.get(place, offset), offset)
+
+    def beginning(self, first: Standing) -> Standing | None:
+        """Where the query began, as its sources wrote it down; None where they did not."""
+        directory = os.path.join(self._directory, "sources")
+        found: Standing = {}
+        for number in _numbers(directory):
+            if self._source is not None and number != self._source:
+                continue
+            path = os.path.join(directory, str(number), "0")
+            if os.path.exists(path):
+                self._take(_lines(path, least=2)[-1], f"source {number}", path, found)
+        return found if found and set(found) >= set(first) else None
+
+
+def _lines(path: str, least: int = 3) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            # Spark's Kafka source writes a zero byte first, for versions before 2.1.
+            text = file.read().lstrip(b"\0").decode("utf-8")
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuditError(f"{path} cannot be read: {error}") from error
+    lines = [line.strip() for line in text.splitlines()]
+    if len(lines) < least:
+        raise AuditError(f"{path} is cut short: {len(lines)} lines")
+    if lines[0] not in VERSIONS:
+        raise AuditError(f"{path} has the version {lines[0][:20]!r}; {' and '.join(VERSIONS)} are understood")
+    return lines
+
+
+def _of_kafka(document: Any) -> Standing | None:
+    if not isinstance(document, dict) or not document:
+        return None
+    found: Standing = {}
+    for topic, partitions in document.items():
+        if not isinstance(partitions, dict):
+            return None
+        for number, offset in partitions.items():
+            if not number.isdigit() or not isinstance(offset, int) or isinstance(offset, bool):
+                return None
+            found[TopicPartition(topic, int(number))] = offset
+    return found
+
+
+def _of_ours(document: Any, ids: dict[str, UUID]) -> Standing | None:
+    if not isinstance(document, dict) or not document:
+        return None
+    found: Standing = {}
+    for topic, content in document.items():
+        if not isinstance(content, dict) or not {"id", "offsets"} <= content.keys():
+            return None
+        ids[topic] = UUID(content["id"])
+        found |= {TopicPartition(topic, int(number)): offset for number, offset in content["offsets"].items()}
+    return found
+
+
+# ---------------------------------------------------------------------------- checkpoint
 
 
 def audit_checkpoint(
@@ -41,10 +272,7 @@ def audit_checkpoint(
     log = read_query_log(directory, source)
     unproven = [
         *_wrong_topics(log, settings),
-        *(
-            Unproven(each, "no source of Kafka: what it read was not looked at", is_gap=True)
-            for each in log.left_out
-        ),
+        *(gap(each, "no source of Kafka: what it read was not looked at") for each in log.left_out),
     ]
     if not log.batch_ids:
         why = (
@@ -52,7 +280,7 @@ def audit_checkpoint(
             if log.committed < 0
             else "its only entry says where the next batch begins"
         )
-        unproven.append(Unproven(f"anything of {directory}", why, is_gap=True))
+        unproven.append(gap(f"anything of {directory}", why))
     if not log.topic_ids:
         unproven.append(
             Unproven(
@@ -104,10 +332,9 @@ def _wrong_topics(log: QueryLog, settings: Mapping[str, str]) -> list[Unproven]:
     with Cluster(settings) as cluster:
         now = cluster.topics(sorted(log.topic_ids))
     return [
-        Unproven(
+        gap(
             f"all of topic {topic!r}",
             f"it was deleted and created again: the query read id {expected}, now it is {now[topic].topic_id}",
-            is_gap=True,
         )
         for topic, expected in sorted(log.topic_ids.items())
         if now[topic].topic_id != expected

@@ -16,7 +16,7 @@ they are somebody else's business, beyond it they may be too young, anywhere els
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -43,17 +43,6 @@ NO_FATE: Final = 255
 """An offset that is no record."""
 
 
-@dataclass
-class Strays:
-    """Rows of one partition that are outside its scope."""
-
-    before: int = 0
-    beyond: list[Offsets] = field(default_factory=list)
-
-    def beyond_offsets(self) -> Offsets:
-        return np.sort(np.concatenate(self.beyond)) if self.beyond else np.empty(0, np.int64)
-
-
 class Holding:
     """How many rows each offset of the scope has."""
 
@@ -66,7 +55,8 @@ class Holding:
         self.rows = 0
         self.numbers_rows = numbers_rows
         """Rows of one record are told apart by their number; else each is expected to be the only one, number 0."""
-        self.strays: dict[Place, Strays] = {}
+        self.beyond: dict[Place, list[Offsets]] = {}
+        """Rows of offsets behind the scope's end; those before its start are somebody else's business."""
         self.unknown: dict[tuple[str, int], list[Offsets]] = {}
         """Rows of partitions that are not of the scope; ("", -1) are those that name none."""
         self.misnumbered: dict[Place, list[Offsets]] = {}
@@ -88,11 +78,7 @@ class Holding:
         at, indexes = batch.offsets - start, batch.indexes
         inside = (at >= 0) & (at < end - start)
         if not inside.all():
-            strays = self.strays.setdefault(place, Strays())
-            strays.before += int((at < 0).sum())
-            beyond = batch.offsets[at >= end - start]
-            if len(beyond):
-                strays.beyond.append(beyond)
+            self.beyond.setdefault(place, []).append(batch.offsets[at >= end - start])
             at, indexes = at[inside], indexes[inside]
         if not self.numbers_rows and indexes.any():
             wrong = indexes != 0
@@ -142,9 +128,7 @@ class Judgement:
     def blame_other(self, mask: Mask, sink: str, walk: PartitionWalk) -> None:
         """What is missing here was to be elsewhere: it is lost, and not by this sink."""
         self.findings = [each for each in self.findings if each.fate is not Fate.LOST]
-        own = self.lost & ~mask
-        if own.any():
-            self.findings.insert(0, finding(Fate.LOST, sink, walk.place, _offsets(own, walk.start)))
+        self.findings = marked(Fate.LOST, sink, walk, self.lost & ~mask) + self.findings
 
     def excuse(self) -> None:
         """What is missing is not said to be lost."""
@@ -159,6 +143,14 @@ def finding(
     """About these offsets, ascending."""
     ranges = tuple(as_ranges(offsets)[:RANGES_MAX])
     return Finding(fate, sink, place, ranges, len(offsets) if count is None else count, (), detail)
+
+
+def marked(
+    fate: Fate, sink: str, walk: PartitionWalk, mask: Mask, detail: str = "", count: int | None = None
+) -> list[Finding]:
+    """About the offsets of a partition that are marked; nothing where none is."""
+    offsets = np.flatnonzero(mask).astype(np.int64) + walk.start
+    return [finding(fate, sink, walk.place, offsets, detail, count)] if len(offsets) else []
 
 
 def judge(
@@ -176,26 +168,17 @@ def judge(
         twice = have > 1
     if since is not None:
         lost[: max(0, since - walk.start)] = False
-    found: list[Finding] = []
-    if lost.any():
-        found.append(finding(Fate.LOST, sink.name, walk.place, _offsets(lost, walk.start)))
-    if twice.any():
-        copies = int((have[twice].astype(np.int64) - 1).sum()) if not sink.numbers_rows else None
-        found.append(
-            finding(
-                Fate.DUPLICATED,
-                sink.name,
-                walk.place,
-                _offsets(twice, walk.start),
-                "there more than once" if copies is None else f"there {_times(int(have[twice].max()))}",
-                copies,
-            )
-        )
+    found = marked(Fate.LOST, sink.name, walk, lost)
+    if sink.numbers_rows:
+        found += marked(Fate.DUPLICATED, sink.name, walk, twice, "there more than once")
+    else:
+        found += _repeated(sink, walk, twice)
     if gone is not None and not sink.numbers_rows:
         both = (have > 0) & (gone > 0)
-        if both.any():
-            found.extend(_in_two_routes(sink, routes, walk, both))
-            twice = twice | both
+        for route in routes:
+            shared = both & (route.counts[walk.place] > 0)
+            found += marked(Fate.DUPLICATED, sink.name, walk, shared, f"in the sink and among {route.name}")
+        twice = twice | both
     found.extend(_extras(sink, walk))
     return Judgement(found, lost, twice)
 
@@ -208,13 +191,8 @@ def judge_routes(routes: Sequence[Holding], walk: PartitionWalk) -> Judgement:
     for route in routes:
         counts = route.counts[walk.place]
         if not any(each.numbers_rows for each in routes):
-            repeated = counts > 1
-            if repeated.any():
-                copies = int((counts[repeated].astype(np.int64) - 1).sum())
-                offsets = _offsets(repeated, walk.start)
-                detail = f"there {_times(int(counts.max()))}"
-                found.append(finding(Fate.DUPLICATED, route.name, walk.place, offsets, detail, copies))
-                twice = twice | repeated
+            found += _repeated(route, walk, counts > 1)
+            twice = twice | (counts > 1)
         found.extend(_extras(route, walk))
     if len(routes) > 1 and not any(route.numbers_rows for route in routes):
         several = _sum((route.counts[walk.place] > 0) for route in routes)
@@ -222,7 +200,7 @@ def judge_routes(routes: Sequence[Holding], walk: PartitionWalk) -> Judgement:
         if both.any():
             first = int(np.flatnonzero(both)[0])
             names = " and ".join(route.name for route in routes if route.counts[walk.place][first])
-            found.append(finding(Fate.DUPLICATED, "", walk.place, _offsets(both, walk.start), f"in {names}"))
+            found += marked(Fate.DUPLICATED, "", walk, both, f"in {names}")
             twice = twice | both
     return Judgement(found, nothing, twice)
 
@@ -255,8 +233,8 @@ def strays(
         offsets = np.sort(np.concatenate(wrong))
         detail = "rows that say they are a further one of their record, and no step makes several"
         found.append(finding(Fate.EXTRA, holding.name, place, offsets, detail))
-    for place, outside in sorted(holding.strays.items()):
-        offsets = outside.beyond_offsets()
+    for place, parts in sorted(holding.beyond.items()):
+        offsets = np.sort(np.concatenate(parts))
         never = offsets[offsets >= log_ends[place]]
         if len(never):
             detail = f"never produced: the log ends at {log_ends[place]}"
@@ -291,31 +269,23 @@ def _of_numbered(sink: Holding, routes: Sequence[Holding], place: Place, records
     return lost, twice
 
 
-def _in_two_routes(
-    sink: Holding, routes: Sequence[Holding], walk: PartitionWalk, both: Mask
-) -> list[Finding]:
-    found = []
-    for route in routes:
-        shared = both & (route.counts[walk.place] > 0)
-        if shared.any():
-            detail = f"in the sink and among {route.name}"
-            found.append(
-                finding(Fate.DUPLICATED, sink.name, walk.place, _offsets(shared, walk.start), detail)
-            )
-    return found
+def _repeated(holding: Holding, walk: PartitionWalk, twice: Mask) -> list[Finding]:
+    """Offsets with more than one row, counted by the rows that are too many."""
+    counts = holding.counts[walk.place][twice].astype(np.int64)
+    most = int(counts.max(initial=0))
+    times = "twice" if most == 2 else f"up to {most} times"
+    return marked(Fate.DUPLICATED, holding.name, walk, twice, f"there {times}", int((counts - 1).sum()))
 
 
 def _extras(holding: Holding, walk: PartitionWalk) -> list[Finding]:
     """Rows of offsets that are no record."""
     counts = holding.counts[walk.place]
-    found = []
+    found: list[Finding] = []
     for code, detail in (
         (ABORTED, "records of a transaction that was aborted"),
         (CONTROL, "offsets of markers that end transactions: never a record"),
     ):
-        wrong = (counts > 0) & (walk.codes == code)
-        if wrong.any():
-            found.append(finding(Fate.EXTRA, holding.name, walk.place, _offsets(wrong, walk.start), detail))
+        found += marked(Fate.EXTRA, holding.name, walk, (counts > 0) & (walk.codes == code), detail)
     return found
 
 
@@ -353,11 +323,3 @@ def _sum(arrays: Iterable[npt.NDArray[np.generic]]) -> npt.NDArray[np.uint32] | 
     for array in arrays:
         total = array.astype(np.uint32) if total is None else total + array.astype(np.uint32)
     return total
-
-
-def _offsets(mask: Mask, start: int) -> Offsets:
-    return np.flatnonzero(mask).astype(np.int64) + start
-
-
-def _times(count: int) -> str:
-    return "twice" if count == 2 else f"up to {count} times"

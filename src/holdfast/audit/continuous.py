@@ -20,10 +20,20 @@ from typing import Final, Protocol
 
 from holdfast.audit import words
 from holdfast.audit.certificate import Certificate
-from holdfast.audit.marks import Seen, changes, kept, topic_ends
 from holdfast.audit.metrics import AuditMetrics
 from holdfast.audit.model import Report, Unproven, Verdict
-from holdfast.audit.proven import Proven, Topics, TopicStart, advanced, read_state, write_state
+from holdfast.audit.proven import (
+    Proven,
+    Seen,
+    Topics,
+    TopicStart,
+    advanced,
+    changes,
+    kept,
+    read_state,
+    topic_ends,
+    write_state,
+)
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import (
     Dedupe,

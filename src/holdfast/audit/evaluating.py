@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from holdfast.audit.json_paths import JsonPaths
 from holdfast.audit.matching import Call, Condition, Constant, Expression, Field, fields_of
+from holdfast.audit.sinks.headers import last_header
 
 Flags = npt.NDArray[np.bool_]
 
@@ -141,7 +142,7 @@ class Evaluator:
 
     def _read_field(self, batch: pa.RecordBatch, field: Field) -> None:
         if field.name == "headers":
-            self._read[field] = fine(header(batch.column("headers"), str(field.path[0])))
+            self._read[field] = fine(last_header(batch.column("headers"), str(field.path[0])).cast(BYTES))
         elif not field.path:
             column = batch.column(field.name)
             if field.name in ("key", "value"):
@@ -157,21 +158,6 @@ class Evaluator:
             found = self._paths[field.name].read(batch.column(field.name))
             for path, (array, bad) in found.items():
                 self._read[Field(field.name, path)] = Values(array, bad)
-
-
-def header(column: pa.Array, name: str) -> pa.Array:
-    """The value of the last header of this name of each record; null where there is none."""
-    rows = len(column)
-    places = np.full(rows, -1, np.int64)
-    items = column.flatten()
-    if len(items):
-        matching = pc.equal(pc.struct_field(items, "key"), name)
-        at = np.flatnonzero(matching.to_numpy(zero_copy_only=False))
-        parents = column.value_parent_indices().to_numpy(zero_copy_only=False)
-        places[parents[at]] = at  # of several, the last one is assigned last
-    values = pc.struct_field(items, "value") if len(items) else pa.nulls(0, pa.binary())
-    taken = values.take(pa.array(np.where(places < 0, 0, places), mask=places < 0)) if len(values) else None
-    return pa.nulls(rows, BYTES) if taken is None else taken.cast(BYTES)
 
 
 _COMPARED: Final[Mapping[str, Callable[[pa.Array, pa.Array], pa.Array]]] = {

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from holdfast.audit.evaluating import TEXT, Kind, Values, fine
-from holdfast.audit.foreign_rows import RowBatch, column_at, kind_at, type_at
+from holdfast.audit.foreign_rows import ForeignTable, RowBatch, column_at, kind_at, type_at
 from holdfast.audit.matching import Match, MatchError, Pair
 from holdfast.audit.model import AuditError, Fate, Finding
 
@@ -35,16 +35,11 @@ class _DataFile:
     """What the directories above it say of its rows."""
 
 
-class ParquetTable:
+class ParquetTable(ForeignTable):
     kind = "parquet"
-    forgotten = 0
-    undecided = 0
 
     def __init__(self, path: str, match: Match) -> None:
-        self.name = f"parquet:{path}"
-        self.match = match
-        self.problems: list[Finding] = []
-        self.notes: list[str] = []
+        super().__init__(f"parquet:{path}", match)
         self._path = path.removeprefix("file://").rstrip("/") or "/"
         if not os.path.exists(self._path):
             raise AuditError(f"the sink {self.name} is not there")
@@ -210,16 +205,11 @@ def _relative(path: str, root: str) -> str:
 # ---------------------------------------------------------------------------- Delta
 
 
-class DeltaTableRows:
+class DeltaTableRows(ForeignTable):
     kind = "delta"
-    forgotten = 0
-    undecided = 0
 
     def __init__(self, path: str, match: Match) -> None:
-        self.name = f"delta:{path}"
-        self.match = match
-        self.problems: list[Finding] = []
-        self.notes: list[str] = []
+        super().__init__(f"delta:{path}", match)
         self._path = path
 
     def _open(self) -> Any:

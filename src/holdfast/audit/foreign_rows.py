@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,20 +27,25 @@ class RowBatch(NamedTuple):
     """Of each row, where they do not just go on from the first."""
 
 
-class ForeignTable(Protocol):
-    name: str
+class ForeignTable(ABC):
     kind: str
-    match: Match
-    forgotten: int
-    """How many rows it may have had and has not any more, through no fault of who wrote them; known after `rows`."""
-    undecided: int
-    """How many rows it may have that nobody can read yet, behind an open transaction; known after `rows`."""
-    problems: list[Finding]
-    notes: list[str]
 
+    def __init__(self, name: str, match: Match) -> None:
+        self.name = name
+        self.match = match
+        self.forgotten = 0
+        """How many rows it may have had and has not any more, through no fault of who wrote them; known after
+        `rows`."""
+        self.undecided = 0
+        """How many rows it may have that nobody can read yet, behind an open transaction; known after `rows`."""
+        self.problems: list[Finding] = []
+        self.notes: list[str] = []
+
+    @abstractmethod
     def kinds(self) -> list[Kind]:
         """How each pair is compared."""
 
+    @abstractmethod
     def rows(self) -> Iterator[RowBatch]:
         """Everything that is there now. A snapshot is taken at the first row."""
 

@@ -17,13 +17,11 @@ from typing import Any
 
 from holdfast.admin.brokers import committed_offsets
 from holdfast.admin.errors import Refused
-from holdfast.audit.asides import read_dead_letters
-from holdfast.audit.foreign_postgres import PostgresTable, split_table
-from holdfast.audit.foreign_sqlite import SqliteTable
-from holdfast.audit.foreign_tables import column_names, open_table, parse_sink
+from holdfast.audit.foreign_databases import PostgresTable, SqliteTable, split_table
+from holdfast.audit.foreign_tables import column_names, open_table, parse_sink, read_dead_letters
 from holdfast.audit.matched import Question, audit_matched
 from holdfast.audit.matching import Match, parse_condition, quoted
-from holdfast.audit.model import AuditError, Report, Unproven
+from holdfast.audit.model import AuditError, Report, Unproven, gap
 from holdfast.errors import UsageError
 from holdfast.reader import Cluster, TopicPartition
 
@@ -59,9 +57,7 @@ def audit_group(
         unproven = _recreated(cluster, standing)
         begins, scopes = _scopes(cluster, standing.ends, starts)
     if not any(end > start for start, end in scopes.values()):
-        unproven.append(
-            Unproven(f"anything of group {group!r}", "nothing is committed in the scope", is_gap=True)
-        )
+        unproven.append(gap(f"anything of group {group!r}", "nothing is committed in the scope"))
     if starts is None:
         unproven.append(
             Unproven(
@@ -148,11 +144,10 @@ def _recreated(cluster: Cluster, standing: Standing) -> list[Unproven]:
     named = sorted({place.topic for place in standing.ends} & set(standing.topic_ids))
     now = cluster.topics(named) if named else {}
     return [
-        Unproven(
+        gap(
             f"all of topic {topic!r}",
             f"it was deleted and created again: the positions are of id {standing.topic_ids[topic]}, now it is "
             f"{now[topic].topic_id}",
-            is_gap=True,
         )
         for topic in named
         if standing.topic_ids[topic] != str(now[topic].topic_id)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.audit.model import Fate
+
 STYLE: Final = """
 :root {
   color-scheme: light dark;
@@ -97,27 +99,12 @@ svg .lag { fill: var(--lag); } svg .lag.none { fill: var(--seen); }
 @media print { body { background: #fff; } section, .tile, .verdict { break-inside: avoid; } }
 """
 
-FATES: Final = (
-    "output",
-    "aggregated",
-    "superseded",
-    "filtered",
-    "duplicate",
-    "late",
-    "dead_letter",
-    "pending",
-    "lost",
-    "duplicated",
-    "extra",
-    "altered",
-)
-
 
 def sheet() -> str:
     """The whole sheet, with a colour for each fate in plots (`fate lost`) and in legends (`chip lost`)."""
     fates = "".join(
         f"svg .fate.{fate} {{ fill: var(--{fate}); }} .chip.{fate} {{ background: var(--{fate}); }}\n"
-        for fate in FATES
+        for fate in Fate
     )
     return (
         STYLE

@@ -3,20 +3,32 @@
 A ledger is the pipeline's own word, and a sink's rows are compared with the log, not with it. But it says where the
 pipeline began and how far each sink is, which no log tells; so it has to be a chain: entries numbered without a gap,
 each range continuing the one before, positions that follow from both. What entries count is counted again in `books`.
+
+What the ledgers' entries count, counted again: records read, rows written, rows that left by each route.
+
+That finds what places cannot show, such as the last row of a record that was expanded to several, and records that
+have been compacted away since they were read.
+
+Entries are many, and partitions too; so what an entry covers is summed up as a difference of running sums, for all
+entries of a partition at once.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.audit.compare import Holding, finding
+from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import AuditError, Examined, Fate, Finding, Unproven
+from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, SourceWalk
+from holdfast.pipeline.digest import MASK, digest_of_offsets, hashes_of_offsets
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
 
@@ -200,3 +212,282 @@ def _within(entry: Entry, spans: Mapping[Place, Span]) -> int:
 def is_whole(entry: Entry, spans: Mapping[Place, Span]) -> bool:
     """Whether all that the entry took is in the scope."""
     return entry.range.offsets > 0 and _within(entry, spans) == entry.range.offsets
+
+
+# ---------------------------------------------------------------------------- books
+
+
+Mask = npt.NDArray[np.bool_]
+Weigh = Callable[[Place], npt.NDArray[Any]]
+"""How often each offset of a partition's scope counts."""
+
+ROUTE_NAMES: Final = {
+    Fate.DEAD_LETTER: "dead letters",
+    Fate.FILTERED: "filtered rows",
+    Fate.DUPLICATE: "duplicates",
+    Fate.LATE: "late rows",
+}
+DIGEST_NAMES: Final = {
+    Fate.OUTPUT: "main",
+    Fate.DEAD_LETTER: "dead_letter",
+    Fate.FILTERED: "filtered",
+    Fate.DUPLICATE: "duplicate",
+    Fate.LATE: "late",
+}
+
+
+@dataclass
+class Books:
+    """What was found of the rows, to hold entries against."""
+
+    walk: SourceWalk
+    routes: Mapping[Fate, Holding]
+    """Dead letters, filtered, duplicate, late."""
+    mains: Mapping[str, Holding]
+    """The sinks with every row of the end of the steps, by name."""
+    doubtful: Mapping[Place, Mask]
+    """Offsets about which something was found already: an entry over them is not judged again."""
+
+    def spans(self) -> dict[Place, Span]:
+        return {place: (part.start, part.end) for place, part in self.walk.partitions.items()}
+
+    def readable(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Those whose whole range is in the scope and still in the log."""
+        spans = self.spans()
+        whole = [entry for entry in entries if is_whole(entry, spans)]
+        if not any((part.codes == EXPIRED).any() for part in self.walk.partitions.values()):
+            return whole
+        expired = self.sums(whole, lambda place: self.walk.partitions[place].codes == EXPIRED)
+        return [entry for entry, count in zip(whole, expired, strict=True) if not count]
+
+    def undoubted(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those about whose offsets nothing was found."""
+        if not any(mask.any() for mask in self.doubtful.values()):
+            return list(entries)
+        doubts = self.sums(entries, self._doubt)
+        return [entry for entry, count in zip(entries, doubts, strict=True) if not count]
+
+    def _doubt(self, place: Place) -> Mask:
+        part = self.walk.partitions[place]
+        return self.doubtful.get(place, np.zeros(part.end - part.start, np.bool_))
+
+    def sums(self, entries: Sequence[Entry], weigh: Weigh) -> list[int]:
+        """Of each entry, the weights of the offsets it took."""
+        return self._totals(entries, weigh, with_digests=False)[0]
+
+    def digests(self, entries: Sequence[Entry], weigh: Weigh) -> tuple[list[int], list[int]]:
+        """The sums, and the digests of the offsets, each as often as it weighs."""
+        return self._totals(entries, weigh, with_digests=True)
+
+    def _totals(
+        self, entries: Sequence[Entry], weigh: Weigh, *, with_digests: bool
+    ) -> tuple[list[int], list[int]]:
+        counts = np.zeros(len(entries), np.int64)
+        digests = np.zeros(len(entries), np.uint64)
+        for place, part in self.walk.partitions.items():
+            spans = [
+                (number, span.start - part.start, span.end - part.start)
+                for number, entry in enumerate(entries)
+                if (span := entry.range.spans.get(place)) is not None and span.offsets
+            ]
+            if not spans:
+                continue
+            numbers, starts, ends = np.array(spans, np.int64).T
+            weights = weigh(place)
+            running = np.concatenate(([0], np.cumsum(weights, dtype=np.int64)))
+            counts[numbers] += running[ends] - running[starts]
+            if with_digests and running[-1]:
+                offsets = np.arange(part.start, part.end, dtype=np.int64)
+                hashes = hashes_of_offsets(place.topic, place.partition, offsets)
+                with np.errstate(over="ignore"):
+                    hashes *= weights.astype(np.uint64)
+                    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)))
+                    digests[numbers] += sums[ends] - sums[starts]
+        return counts.tolist(), digests.tolist()
+
+
+def check_intake(entries: Iterable[Entry], books: Books) -> Examined:
+    """What each entry says it read is what the log has, with those records that were compacted away since.
+
+    Where nothing was compacted since, a row of an offset that is in no batch was never a record's.
+    """
+    readable = books.readable(entries)
+    partitions = books.walk.partitions
+    records, digests = books.digests(readable, lambda place: partitions[place].codes == RECORD)
+    planted = books.sums(readable, lambda place: _held_without_record(books, place))
+    found: list[Finding] = []
+    for entry, count, digest, rows in zip(readable, records, digests, planted, strict=True):
+        if (count, digest) == (entry.intake.records, entry.intake.digest):
+            if rows:
+                found.extend(_planted(books, _compacted(entry, books)))
+            continue
+        compacted = _compacted(entry, books)
+        again, again_digest = _routed(books, compacted)
+        if (count + again, (digest + again_digest) & MASK) == (entry.intake.records, entry.intake.digest):
+            continue
+        if count < entry.intake.records < count + again:
+            excess = count + again - entry.intake.records
+            found.extend(_planted(books, compacted, f"{excess} of these were never produced"))
+        elif books.undoubted([entry]):
+            found.append(_misread(entry, count, again, compacted))
+    return Examined(tuple(found))
+
+
+def _held_without_record(books: Books, place: Place) -> Mask:
+    compacted: Mask = books.walk.partitions[place].codes == COMPACTED
+    if not compacted.any():
+        return compacted
+    held = np.zeros_like(compacted)
+    for holding in (*books.routes.values(), *books.mains.values()):
+        held |= holding.counts[place] > 0
+    return held & compacted
+
+
+def _compacted(entry: Entry, books: Books) -> dict[Place, Offsets]:
+    found: dict[Place, Offsets] = {}
+    for place, span in entry.range.spans.items():
+        if span.offsets:
+            part = books.walk.partitions[place]
+            codes = part.codes[span.start - part.start : span.end - part.start]
+            found[place] = np.flatnonzero(codes == COMPACTED).astype(np.int64) + span.start
+    return found
+
+
+def _planted(
+    books: Books, compacted: Mapping[Place, Offsets], detail: str = "in no batch of the log: never produced"
+) -> list[Finding]:
+    """Rows of offsets that are in no batch; what they are counted in is in doubt from here on."""
+    found = []
+    for place, offsets in compacted.items():
+        start = books.walk.partitions[place].start
+        for holding in (*books.routes.values(), *books.mains.values()) if len(offsets) else ():
+            held = offsets[holding.counts[place][offsets - start] > 0]
+            if len(held):
+                found.append(finding(Fate.EXTRA, holding.name, place, held, detail))
+                if place in books.doubtful:
+                    books.doubtful[place][held - start] = True
+    return found
+
+
+def _misread(entry: Entry, records: int, again: int, compacted: Mapping[Place, Offsets]) -> Finding:
+    place, span = next(each for each in sorted(entry.range.spans.items()) if each[1].offsets)
+    missing = entry.intake.records - records - again
+    holes = sum(len(offsets) for offsets in compacted.values())
+    if 0 < missing <= holes - again:
+        where = {each: offsets for each, offsets in compacted.items() if len(offsets)}
+        place = next(iter(where))
+        return Finding(
+            Fate.LOST,
+            "",
+            place,
+            tuple(as_ranges(where[place])),
+            missing,
+            (),
+            f"entry {entry.number} of the ledger of {entry.sink!r} read {entry.intake.records} records; these were "
+            "compacted away since, and no sink has them",
+        )
+    return Finding(
+        Fate.ALTERED,
+        entry.sink,
+        place,
+        ((span.start, span.end - 1),),
+        abs(missing) or 1,
+        (),
+        f"entry {entry.number} of its ledger says that {entry.intake.records} records were read, and the log has "
+        f"{records + again}" + ("" if missing else ": as many, but others"),
+    )
+
+
+def _routed(books: Books, compacted: Mapping[Place, Offsets]) -> tuple[int, int]:
+    """Records that the log has no more, and some sink or route still has."""
+    holdings = [*books.routes.values(), *books.mains.values()]
+    count = digest = 0
+    for place, offsets in compacted.items():
+        start = books.walk.partitions[place].start
+        held = np.zeros(len(offsets), np.bool_)
+        for holding in holdings:
+            held |= holding.counts[place][offsets - start] > 0
+        count += int(held.sum())
+        digest += digest_of_offsets(place.topic, place.partition, offsets[held])
+    return count, digest & MASK
+
+
+def missing_from_routes(
+    entries: Iterable[Entry], books: Books, lost: Mapping[Place, Mask], known: Iterable[Fate]
+) -> dict[Fate, dict[Place, Mask]]:
+    """Of the records that are nowhere, those that by the ledger had left by a route: it is short of just as many."""
+    readable = books.readable(entries)
+    nowhere = books.sums(readable, lambda place: lost[place])
+    held = {fate: books.sums(readable, books.routes[fate].counts.__getitem__) for fate in known}
+    found: dict[Fate, dict[Place, Mask]] = {}
+    for number, entry in enumerate(readable):
+        if not nowhere[number]:
+            continue
+        said = _said(entry)
+        short = {
+            fate: said[fate] - counts[number] for fate, counts in held.items() if counts[number] < said[fate]
+        }
+        if len(short) != 1 or sum(short.values()) != nowhere[number]:
+            continue
+        (fate,) = short
+        masks = found.setdefault(fate, {place: np.zeros_like(mask) for place, mask in lost.items()})
+        for place, span in entry.range.spans.items():
+            if span.offsets:
+                start = books.walk.partitions[place].start
+                chosen = slice(span.start - start, span.end - start)
+                masks[place][chosen] = lost[place][chosen]
+    return found
+
+
+def _said(entry: Entry) -> dict[Fate, int]:
+    return {
+        Fate.DEAD_LETTER: sum(entry.routes.dead_letter.values()),
+        Fate.FILTERED: sum(entry.routes.filtered.values()),
+        Fate.DUPLICATE: entry.routes.duplicate,
+        Fate.LATE: entry.routes.late,
+    }
+
+
+def check_routes(entries: Iterable[Entry], books: Books, known: Iterable[Fate]) -> Examined:
+    """What each entry says left by a route is what was found there; `known` are the routes that could be read."""
+    judged = books.undoubted(books.readable(entries))
+    examined = Examined()
+    for fate in known:
+        said = [_said(entry)[fate] for entry in judged]
+        examined += _counted(judged, books, books.routes[fate], said, fate, ROUTE_NAMES[fate])
+    return examined
+
+
+def check_rows(sink: str, entries: Iterable[Entry], books: Books) -> Examined:
+    """The rows that each entry of a sink says it wrote are there."""
+    judged = books.undoubted(books.readable(entries))
+    said = [entry.rows for entry in judged]
+    return _counted(judged, books, books.mains[sink], said, Fate.OUTPUT, "rows")
+
+
+def _counted(
+    entries: Sequence[Entry], books: Books, holding: Holding, said: Sequence[int], fate: Fate, what: str
+) -> Examined:
+    if not holding.rows and not any(said):
+        return Examined()
+    found: list[Finding] = []
+    counts, digests = books.digests(entries, holding.counts.__getitem__)
+    for entry, wanted, rows, digest in zip(entries, said, counts, digests, strict=True):
+        text = entry.digests.get(DIGEST_NAMES[fate])
+        if rows == wanted and (text is None or int(text, 16) == digest):
+            continue
+        place, span = next(each for each in sorted(entry.range.spans.items()) if each[1].offsets)
+        outcome = Fate.LOST if rows < wanted else Fate.DUPLICATED if rows > wanted else Fate.ALTERED
+        found.append(
+            Finding(
+                outcome,
+                holding.name,
+                place,
+                ((span.start, span.end - 1),),
+                abs(wanted - rows) or 1,
+                (),
+                f"entry {entry.number} of the ledger of {entry.sink!r} counts {wanted} {what} in this range, and "
+                f"{rows} are there" + ("" if rows != wanted else ", of other records"),
+            )
+        )
+    return Examined(tuple(found))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,9 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast import __version__
-from holdfast.audit.asides import DeadLetters
+from holdfast.audit.compare import finding
 from holdfast.audit.evaluating import Evaluator, Kind, shown
 from holdfast.audit.foreign_rows import ForeignTable
+from holdfast.audit.foreign_tables import DeadLetters
 from holdfast.audit.heaps import RECORD_COLUMNS, ROW_COLUMNS, Buckets, Heap, Numbers, Outcome, compare
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.matching import Condition
@@ -36,6 +38,7 @@ from holdfast.audit.model import (
     Scope,
     SinkAccount,
     Unproven,
+    gap,
     ranges_text,
 )
 from holdfast.audit.record_walk import (
@@ -44,9 +47,9 @@ from holdfast.audit.record_walk import (
     evaluated,
     find_values,
     grounds_of,
-    keys_at,
     walk,
 )
+from holdfast.audit.source import keys_at
 from holdfast.pipeline.positions import Place
 from holdfast.reader import Cluster, TopicPartition
 from holdfast.reader.errors import OffsetGone
@@ -54,8 +57,6 @@ from holdfast.reader.errors import OffsetGone
 ATTEMPTS = 3
 """How often a log may lose its head while it is read, before that is the answer."""
 OPEN = "behind a transaction that is still open"
-RANGES_MAX = 1000
-"""Of one finding: beyond it the count says how many more."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class _Audit:
                 rows,
                 buckets,
                 is_distinct=self._question.is_distinct,
-                nulls_apart=bool(walked.unread.count or walked.unread_outside),
+                nulls_apart=bool(walked.unread_count),
             )
             self._expired(walked)
             self._unreadable(cluster, walked, outcome)
@@ -134,6 +135,9 @@ class _Audit:
             self._extra(cluster, walked, outcome)
             self._rest(outcome)
         return self._report(walked, outcome, buckets, letters)
+
+    def _gap(self, what: str, why: str) -> None:
+        self._unproven.append(gap(what, why))
 
     # The sink
 
@@ -160,56 +164,37 @@ class _Audit:
         for ground in walked.grounds:
             name = _name(ground.place)
             if ground.expired:
-                self._unproven.append(
-                    Unproven(
-                        f"{ground.expired:,} offsets of {name}, {ground.start} to {ground.log_start - 1}",
-                        "the source does not hold them any more",
-                        is_gap=True,
-                    )
+                self._gap(
+                    f"{ground.expired:,} offsets of {name}, {ground.start} to {ground.log_start - 1}",
+                    "the source does not hold them any more",
                 )
             if ground.end > ground.log_end:
                 why = f"the log ends at {ground.high_watermark}: the topic was deleted and created again, or cut"
                 if ground.end <= ground.high_watermark:
                     why = f"a transaction that begins at {ground.log_end} is still open: nobody can say what counts"
-                self._unproven.append(
-                    Unproven(
-                        f"offsets {max(ground.log_end, ground.start)} to {ground.end - 1} of {name}",
-                        why,
-                        is_gap=True,
-                    )
-                )
+                self._gap(f"offsets {max(ground.log_end, ground.start)} to {ground.end - 1} of {name}", why)
 
     def _unreadable(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> None:
-        for place, parts in sorted(walked.unread.offsets.items()):
+        for place, parts in sorted(walked.unread.items()):
             offsets = np.sort(np.concatenate(parts))
             ground = walked.grounds[place]
             keys = keys_at(cluster, ground.place, offsets[:3].tolist())
             known = f", keys {', '.join(keys)}" if keys else ""
-            self._unproven.append(
-                Unproven(
-                    f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}{known}",
-                    f"{self._table.match} cannot be computed for them",
-                    is_gap=True,
-                )
+            self._gap(
+                f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}{known}",
+                f"{self._table.match} cannot be computed for them",
             )
-        excused = min(outcome.null_rows, walked.unread.count + walked.unread_outside)
+        excused = min(outcome.null_rows, walked.unread_count)
         if excused:
-            self._unproven.append(
-                Unproven(
-                    f"{excused:,} rows of {self._table.name} whose match columns are null",
-                    "they may stand for the records that cannot be read",
-                    is_gap=True,
-                )
+            self._gap(
+                f"{excused:,} rows of {self._table.name} whose match columns are null",
+                "they may stand for the records that cannot be read",
             )
         # There are no more such records than that.
         outcome.extra += outcome.null_rows - excused
         if self._unread_rows:
-            self._unproven.append(
-                Unproven(
-                    f"{self._unread_rows:,} rows of {self._table.name}",
-                    "their match columns cannot be read",
-                    is_gap=True,
-                )
+            self._gap(
+                f"{self._unread_rows:,} rows of {self._table.name}", "their match columns cannot be read"
             )
 
     def _lost(self, cluster: Cluster, grounds: Sequence[Ground], outcome: Outcome) -> dict[int, int]:
@@ -249,24 +234,18 @@ class _Audit:
             f"has {self._unread_rows:,} rows that cannot be read": self._unread_rows,
         }
         said = ", and ".join(words for words, count in why.items() if count)
-        self._unproven.append(
-            Unproven(
-                f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}",
-                f"{table.name} does not have them, and {said}",
-                is_gap=True,
-            )
+        self._gap(
+            f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}",
+            f"{table.name} does not have them, and {said}",
         )
 
     def _without_tail(self, ground: Ground, offsets: Numbers, last_there: int, place: int) -> Numbers:
         tail = offsets[offsets > last_there]
         if len(tail):
             self._tails[place] = len(tail)
-            self._unproven.append(
-                Unproven(
-                    f"{len(tail):,} records at the end of {_name(ground.place)}, from offset {int(tail[0])} on",
-                    f"they are not in {self._table.name}: on their way, or lost (--finished says that none is)",
-                    is_gap=True,
-                )
+            self._gap(
+                f"{len(tail):,} records at the end of {_name(ground.place)}, from offset {int(tail[0])} on",
+                f"they are not in {self._table.name}: on their way, or lost (--finished says that none is)",
             )
         return offsets[offsets <= last_there]
 
@@ -275,12 +254,9 @@ class _Audit:
     ) -> None:
         rows = sum(outcome.duplicated_rows.values())
         if rows and walked.forgotten and outcome.repeats:
-            self._unproven.append(
-                Unproven(
-                    f"{rows:,} rows of {self._table.name} more than records have their value",
-                    "values repeat, and the log has forgotten offsets: the rows may stand for those",
-                    is_gap=True,
-                )
+            self._gap(
+                f"{rows:,} rows of {self._table.name} more than records have their value",
+                "values repeat, and the log has forgotten offsets: the rows may stand for those",
             )
             return
         for place in sorted(outcome.duplicated):
@@ -294,15 +270,8 @@ class _Audit:
     def _finding(
         self, cluster: Cluster, fate: Fate, ground: Ground, offsets: Numbers, count: int, detail: str
     ) -> Finding:
-        return Finding(
-            fate,
-            self._table.name,
-            ground.place,
-            tuple(as_ranges(offsets)[:RANGES_MAX]),
-            count,
-            keys_at(cluster, ground.place, offsets.tolist()),
-            detail,
-        )
+        found = finding(fate, self._table.name, ground.place, offsets, detail, count)
+        return replace(found, keys=tuple(keys_at(cluster, ground.place, offsets.tolist())))
 
     def _extra(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> None:
         if not outcome.extra:
@@ -377,21 +346,15 @@ class _Audit:
     def _note_extra(self, found: Mapping[Place, Numbers], why: str) -> None:
         for place, offsets in sorted(found.items()):
             if len(offsets):
-                ranges = tuple(as_ranges(offsets)[:RANGES_MAX])
                 detail = f"rows of records {why}"
-                self._findings.append(
-                    Finding(Fate.EXTRA, self._table.name, place, ranges, len(offsets), (), detail)
-                )
+                self._findings.append(finding(Fate.EXTRA, self._table.name, place, offsets, detail))
 
     def _rest(self, outcome: Outcome) -> None:
         self._findings += self._table.problems
         if outcome.unsure:
-            self._unproven.append(
-                Unproven(
-                    f"{outcome.unsure:,} records of the scope",
-                    "records before it have the same value, and the rows do not suffice for both",
-                    is_gap=True,
-                )
+            self._gap(
+                f"{outcome.unsure:,} records of the scope",
+                "records before it have the same value, and the rows do not suffice for both",
             )
         if outcome.repeats and not self._question.is_distinct:
             self._unproven.append(
@@ -417,10 +380,9 @@ class _Audit:
             self._account(number, ground, walked, outcome, letters.get(number, 0))
             for number, ground in enumerate(walked.grounds)
         )
-        fates: dict[str, int] = {}
+        fates: Counter[str] = Counter()
         for account in partitions:
-            for fate, count in account.fates.items():
-                fates[fate] = fates.get(fate, 0) + count
+            fates.update(account.fates)
         if outcome.extra:
             fates[Fate.EXTRA] = outcome.extra
         positions = {_name(ground.place): ground.end for ground in walked.grounds}

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Final, Literal
+from functools import cache
+from types import UnionType
+from typing import Any, Final, Literal, Self, cast, get_args, get_origin, get_type_hints
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.positions import Place
@@ -90,7 +92,62 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Document:
+    """A value with one JSON form: an object with its fields, in which unknown names are left alone."""
+
+    def as_json(self) -> dict[str, Any]:
+        kinds: Mapping[str, Any] = _kinds(cast("Any", type(self)))
+        return {name: _written(kind, getattr(self, name)) for name, kind in kinds.items()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        kinds: Mapping[str, Any] = _kinds(cast("Any", cls))
+        return cls(**{name: _read(kind, document[name]) for name, kind in kinds.items()})
+
+
+@cache
+def _kinds(kind: type[Document]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind)}
+
+
+def _written(kind: Any, value: Any) -> Any:
+    """A value of this type in JSON: places are objects, and so are mappings, but for those of places to offsets."""
+    inner = get_args(kind)
+    if isinstance(value, Document):
+        return value.as_json()
+    if isinstance(value, Place):
+        return place_json(value)
+    if isinstance(value, Mapping) and inner[0] is Place:
+        return [{**place_json(place), "offset": offset} for place, offset in sorted(value.items())]
+    if isinstance(value, Mapping):
+        return {str(name): _written(inner[1], each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [_written(inner[0], each) for each in value]
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+def _read(kind: Any, document: Any) -> Any:
+    """A value of this type out of JSON."""
+    inner = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return None if document is None else _read(inner[0], document)
+    if get_origin(kind) is tuple:
+        kinds = (inner[0],) * len(document) if inner[-1] is Ellipsis else inner
+        return tuple(_read(each, part) for each, part in zip(kinds, document, strict=True))
+    if get_origin(kind) is Mapping and inner[0] is Place:
+        return {place_from_json(each): each["offset"] for each in document}
+    if get_origin(kind) is Mapping:
+        return {inner[0](name): _read(inner[1], each) for name, each in document.items()}
+    if isinstance(kind, type) and issubclass(kind, Document):
+        return kind.from_json(document)
+    if kind is Place:
+        return place_from_json(document)
+    return kind(document) if isinstance(kind, type) and issubclass(kind, StrEnum) else document
+
+
+@dataclass(frozen=True)
+class Finding(Document):
     """Something that is wrong, as far as possible with the offsets and the keys of the records it is about."""
 
     fate: Fate
@@ -117,33 +174,9 @@ class Finding:
             parts.append("key " + ", ".join(self.keys))
         return " ".join(parts) + (f": {self.detail}" if self.detail else "")
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "fate": str(self.fate),
-            "sink": self.sink,
-            "place": None if self.place is None else place_json(self.place),
-            "ranges": [list(each) for each in self.ranges],
-            "count": self.count,
-            "keys": list(self.keys),
-            "detail": self.detail,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Finding:
-        place = document["place"]
-        return cls(
-            Fate(document["fate"]),
-            document["sink"],
-            None if place is None else place_from_json(place),
-            _ranges(document["ranges"]),
-            document["count"],
-            tuple(document["keys"]),
-            document["detail"],
-        )
-
 
 @dataclass(frozen=True)
-class Unproven:
+class Unproven(Document):
     """Something the audit takes on somebody's word, or could not look at."""
 
     what: str
@@ -151,16 +184,14 @@ class Unproven:
     is_gap: bool = False
     """It makes the verdict inconclusive; otherwise it is printed and no more."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {"what": self.what, "why": self.why, "is_gap": self.is_gap}
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Unproven:
-        return cls(document["what"], document["why"], document["is_gap"])
+def gap(what: str, why: str) -> Unproven:
+    """Something that had to be looked at and could not be."""
+    return Unproven(what, why, is_gap=True)
 
 
 @dataclass(frozen=True)
-class PartitionAccount:
+class PartitionAccount(Document):
     """Every offset of a partition's scope, by what it is and by what became of it."""
 
     place: Place
@@ -176,34 +207,9 @@ class PartitionAccount:
     digest: str = ""
     """Of the places of the records in the scope (`holdfast.pipeline.digest`), 16 hexadecimal digits."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "place": place_json(self.place),
-            "start": self.start,
-            "end": self.end,
-            "kinds": dict(self.kinds),
-            "fates": dict(self.fates),
-            "log_start": self.log_start,
-            "log_end": self.log_end,
-            "digest": self.digest,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> PartitionAccount:
-        return cls(
-            place_from_json(document["place"]),
-            document["start"],
-            document["end"],
-            document["kinds"],
-            document["fates"],
-            document["log_start"],
-            document["log_end"],
-            document["digest"],
-        )
-
 
 @dataclass(frozen=True)
-class SinkAccount:
+class SinkAccount(Document):
     """One sink: what it holds, and how far its ledger is."""
 
     name: str
@@ -218,24 +224,9 @@ class SinkAccount:
     takes: str = ""
     """The step whose rows it has; nothing: those at the end of the steps."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "rows": self.rows,
-            "entries": self.entries,
-            "positions": dict(self.positions),
-            "fates": dict(self.fates),
-            "takes": self.takes,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SinkAccount:
-        return cls(**{name: document[name] for name in cls.__dataclass_fields__})
-
 
 @dataclass(frozen=True)
-class WindowAccount:
+class WindowAccount(Document):
     """The windows of one step in one sink."""
 
     sink: str
@@ -251,16 +242,9 @@ class WindowAccount:
     open: int = 0
     """Windows of the source that are not closed yet, and are not expected in the sink."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> WindowAccount:
-        return cls(**{name: document[name] for name in cls.__dataclass_fields__})
-
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Document):
     """Records by the time kept with them and by fate, for plots: at most `BUCKETS_MAX` points."""
 
     bucket_ms: int = 0
@@ -268,24 +252,9 @@ class Timeline:
     counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By fate, one number for each start."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "bucket_ms": self.bucket_ms,
-            "starts_ms": list(self.starts_ms),
-            "counts": {fate: list(numbers) for fate, numbers in self.counts.items()},
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Timeline:
-        return cls(
-            document["bucket_ms"],
-            tuple(document["starts_ms"]),
-            {fate: tuple(numbers) for fate, numbers in document["counts"].items()},
-        )
-
 
 @dataclass(frozen=True)
-class Scope:
+class Scope(Document):
     """What an audit is about, in words and numbers: where it starts, where it ends, and why."""
 
     begins: str = ""
@@ -296,16 +265,9 @@ class Scope:
     pending: int = 0
     """Records' offsets between the scope's end and the log's end, when the audit began."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Scope:
-        return cls(**{name: document[name] for name in cls.__dataclass_fields__})
-
 
 @dataclass(frozen=True)
-class Report:
+class Report(Document):
     """What one audit found."""
 
     subject: str
@@ -362,25 +324,7 @@ class Report:
         return sum(counted.values()) + elsewhere
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "version": REPORT_VERSION,
-            "subject": self.subject,
-            "mode": self.mode,
-            "verdict": str(self.verdict),
-            "started_ms": self.started_ms,
-            "took_ms": self.took_ms,
-            "scope": self.scope.as_json(),
-            "partitions": [each.as_json() for each in self.partitions],
-            "sinks": [each.as_json() for each in self.sinks],
-            "windows": [each.as_json() for each in self.windows],
-            "findings": [each.as_json() for each in self.findings],
-            "unproven": [each.as_json() for each in self.unproven],
-            "timeline": self.timeline.as_json(),
-            "lag": dict(self.lag),
-            "notes": list(self.notes),
-            "fingerprint": self.fingerprint,
-            "versions": dict(self.versions),
-        }
+        return {"version": REPORT_VERSION, "verdict": str(self.verdict), **super().as_json()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Report:
@@ -388,23 +332,7 @@ class Report:
             raise AuditError(
                 f"a report of version {document['version']} cannot be read; this holdfast reads {REPORT_VERSION}"
             )
-        return cls(
-            document["subject"],
-            document["mode"],
-            document["started_ms"],
-            document["took_ms"],
-            Scope.from_json(document["scope"]),
-            tuple(map(PartitionAccount.from_json, document["partitions"])),
-            tuple(map(SinkAccount.from_json, document["sinks"])),
-            tuple(map(WindowAccount.from_json, document["windows"])),
-            tuple(map(Finding.from_json, document["findings"])),
-            tuple(map(Unproven.from_json, document["unproven"])),
-            Timeline.from_json(document["timeline"]),
-            document["lag"],
-            tuple(document["notes"]),
-            document["fingerprint"],
-            document["versions"],
-        )
+        return super().from_json(document)
 
 
 @dataclass(frozen=True)
@@ -431,10 +359,6 @@ def place_json(place: Place) -> dict[str, Any]:
 
 def place_from_json(document: Mapping[str, Any]) -> Place:
     return Place(document["topic"], uuid.UUID(document["topic_id"]), document["partition"])
-
-
-def _ranges(document: Iterable[Iterable[int]]) -> tuple[Range, ...]:
-    return tuple((first, last) for first, last in document)
 
 
 def ranges_text(ranges: Iterable[Range], shown: int = RANGES_SHOWN) -> str:

@@ -26,20 +26,27 @@ from typing import TYPE_CHECKING, cast
 import holdfast
 from holdfast.audit import ledgers, reporting
 from holdfast.audit.compare import Holding
-from holdfast.audit.content_check import ContentCheck
+from holdfast.audit.content import ContentCheck
 from holdfast.audit.decoding import Observer, SourceDecoder
-from holdfast.audit.left import PARSE, REJECTED_BY, Left, Routes, expands, read_dead_letters, read_left
-from holdfast.audit.model import AuditError, Examined, Fate, Finding, Report, Unproven
+from holdfast.audit.left import (
+    PARSE,
+    REJECTED_BY,
+    Left,
+    Routes,
+    expands,
+    read_dead_letters,
+    read_left,
+    side_stream,
+)
+from holdfast.audit.model import AuditError, Examined, Fate, Finding, Report, Unproven, gap
 from holdfast.audit.proven import TopicStart
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
-from holdfast.audit.side_streams import side_stream
-from holdfast.audit.sink_judging import SinkJudge, SinkRows, main_sinks
+from holdfast.audit.sink_judging import DecodingWatch, SinkJudge, SinkRows, main_sinks
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader
 from holdfast.audit.sinks.kafka import TopicReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
 from holdfast.audit.spool import SpoolWatch
-from holdfast.audit.undecodable import DecodingWatch
 from holdfast.pipeline.aside import LATE_FOR, batch_name
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, Window
@@ -54,6 +61,8 @@ if TYPE_CHECKING:
     from holdfast.audit.memory import MemoryCheck, MemoryResult
 
 Tell = Callable[[str], None]
+Steps = Callable[["PipelineAudit", SinkJudge, ContentCheck], Examined]
+"""Evaluates the steps again, and says what their word is against."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +84,16 @@ class AuditOptions:
 
 
 def audit_pipeline(
-    definition: PipelineDefinition, *, bootstrap: str | None = None, options: AuditOptions | None = None
+    definition: PipelineDefinition,
+    *,
+    bootstrap: str | None = None,
+    options: AuditOptions | None = None,
+    steps: Steps | None = None,
 ) -> Report:
-    """Audit a pipeline as its definition stands; `AuditError` where that cannot be begun."""
+    """Audit a pipeline as its definition stands; `AuditError` where that cannot be begun.
+
+    `steps` evaluates the steps again; without it, what they made of the records is taken on the pipeline's word.
+    """
     options = options or AuditOptions()
     if options.start is not None:
         start_ms(options.start)
@@ -93,7 +109,9 @@ def audit_pipeline(
             reader = readers.get(name)
             if isinstance(reader, TopicReader):
                 reader.start_at(start.offsets, start.since)
-        audit = PipelineAudit(expanded, fingerprint(definition), cluster, readers, options, reached)
+        audit = PipelineAudit(
+            expanded, fingerprint(definition), settings, cluster, readers, options, reached, steps
+        )
         report = audit.run()
     took_ms = round((time.time() - started) * 1000)
     return stamped(report, round(started * 1000), took_ms)
@@ -132,11 +150,14 @@ class PipelineAudit:
     definition: PipelineDefinition
     """With its secrets."""
     fingerprint: str
+    settings: Mapping[str, str]
+    """How the source's brokers are reached."""
     cluster: Cluster
     readers: Mapping[str, SinkReader]
     options: AuditOptions = field(default_factory=AuditOptions)
     reached: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """How far each sink had come, as the home said before the readers were opened."""
+    steps: Steps | None = None
 
     examined: Examined = field(init=False, default_factory=Examined)
     scope: PipelineScope = field(init=False)
@@ -167,7 +188,9 @@ class PipelineAudit:
         self._note_expired(walked)
         self.examined += spools.examine(walked)
         tell("comparing the sinks")
-        judge = self._judge(left, walked)
+        judge = SinkJudge(
+            self.definition, self.scope, self.logs, self._opened(), self.entries, left, self.rows, walked
+        )
         self.examined += judge.judge()
         self.examined += judge.decodings(decodings)
         result = None
@@ -180,7 +203,13 @@ class PipelineAudit:
         self.examined += content.examine(list(self._opened().values()))
         for reader in self._opened().values():
             self.examined += Examined(tuple(reader.problems()), tuple(reader.gaps()))
-        self._word(judge)
+        if self.steps is None:
+            self.examined += content.not_evaluated()
+            self._word(judge)
+        else:
+            tell("evaluating the steps again")
+            self.examined += self.steps(self, judge, content)
+        self._rejections(judge.batches)
         tell("")
         return self._report(judge, result)
 
@@ -232,7 +261,7 @@ class PipelineAudit:
             why = "the pipeline has not taken a record yet"
         else:
             return Examined()
-        return Examined(unproven=(Unproven("anything", why, is_gap=True),))
+        return Examined(unproven=(gap("anything", why),))
 
     def _wanted(self) -> set[str]:
         """The topics that the definition reads now, of which the ledgers may not know yet."""
@@ -274,11 +303,7 @@ class PipelineAudit:
                 found.append(Finding(Fate.LOST if rows else Fate.ALTERED, name, count=rows, detail=detail))
             else:
                 unproven.append(
-                    Unproven(
-                        f"sink {name!r}",
-                        "it has no ledger yet: the pipeline has not run with it",
-                        is_gap=True,
-                    )
+                    gap(f"sink {name!r}", "it has no ledger yet: the pipeline has not run with it")
                 )
         return Examined(tuple(found), tuple(unproven))
 
@@ -346,21 +371,15 @@ class PipelineAudit:
         for place, count in sorted(walked.expired_on_the_way.items()):
             self.examined += Examined(
                 unproven=(
-                    Unproven(
+                    gap(
                         f"{count:,} offsets of {place.topic}-{place.partition}",
                         "they expired while they were being read",
-                        is_gap=True,
                     ),
                 )
             )
 
     def _mains(self) -> dict[str, SinkReader]:
         return main_sinks(self.definition, self._opened())
-
-    def _judge(self, left: Left, walked: SourceWalk) -> SinkJudge:
-        return SinkJudge(
-            self.definition, self.scope, self.logs, self._opened(), self.entries, left, self.rows, walked
-        )
 
     def _word(self, judge: SinkJudge) -> None:
         """What is taken on the pipeline's word: why records left, by step; that they did, and which, is not."""
@@ -381,7 +400,6 @@ class PipelineAudit:
                 if count and not step.startswith(REJECTED_BY)
             )
         )
-        self._rejections(judge.batches)
 
     def _rejections(self, batches: Sequence[Entry]) -> None:
         counts = Counter(each.sink for entry in batches for each in entry.rejected)

@@ -146,7 +146,13 @@ def timeline(
     scale = height / ticks[-1]
     slot = (right - left) / len(starts_ms)
     gap = 1.0 if slot > 4 else 0.0
-    parts = [_horizontal(left, right, bottom - tick * scale, compact(tick)) for tick in ticks]
+    parts = []
+    for tick in ticks:
+        y = bottom - tick * scale
+        parts += [
+            line(left, y, right, y, "grid"),
+            text(left - 8, y + 4, compact(tick), css="tick", anchor="end"),
+        ]
     for at, start_ms in enumerate(starts_ms):
         x, y = left + at * slot, bottom
         for kind in shown:
@@ -157,34 +163,15 @@ def timeline(
             y -= tall
             words = f"{moment(start_ms)} UTC\n{names.get(kind, kind)}: {count:,} of {totals[at]:,}"
             parts.append(rect(x, y, slot - gap, tall, f"fate {kind}", words))
-        parts += _wrong_at(x, slot - gap, bottom + 6, start_ms, at, counts, wrong, names)
+        for kind in wrong:
+            if kind in shown and counts[kind][at]:
+                wide = max(slot - gap, MARK_PX)
+                words = f"{moment(start_ms)} UTC\n{names.get(kind, kind)}: {counts[kind][at]:,}"
+                middle = x + (slot - gap - wide) / 2
+                parts.append(rect(middle, bottom + 6, wide, 8, f"fate {kind}", words, radius=1))
     parts.append(line(left, bottom, right, bottom, "axis"))
     parts += _times(left, right, bottom + 30, starts_ms)
     return picture(bottom + 40, "records by time and fate", parts)
-
-
-def _wrong_at(
-    x: float,
-    width: float,
-    y: float,
-    start_ms: int,
-    at: int,
-    counts: Mapping[str, Sequence[int]],
-    wrong: Sequence[str],
-    names: Mapping[str, str],
-) -> list[str]:
-    parts = []
-    for kind in wrong:
-        count = counts[kind][at] if kind in counts else 0
-        if count:
-            wide = max(width, MARK_PX)
-            words = f"{moment(start_ms)} UTC\n{names.get(kind, kind)}: {count:,}"
-            parts.append(rect(x + (width - wide) / 2, y, wide, 8, f"fate {kind}", words, radius=1))
-    return parts
-
-
-def _horizontal(left: float, right: float, y: float, words: str) -> str:
-    return line(left, y, right, y, "grid") + text(left - 8, y + 4, words, css="tick", anchor="end")
 
 
 def _times(left: float, right: float, y: float, starts_ms: Sequence[int]) -> list[str]:

@@ -3,30 +3,286 @@
 Only an audit that proved everything in its scope moves it. It stands for one definition: another fingerprint begins
 anew. Positions name a topic by its id, so those of a topic that was created again say nothing of the new one. The file
 is the auditor's own; losing it costs one full audit.
+
+What the old part of a sink looks like from outside, cheaply: enough to notice that it is no longer what was proven.
+
+A mark says "this was so when it was proven", in a few bytes for a batch, a file or a table. The next audit takes the
+marks again; where an old one is missing or different, somebody changed what was proven (or merged it, which is allowed
+and looks the same), and that audit looks at everything. A mark never accuses and never acquits: it says where to look.
+
+What is seen:
+
+- Parquet: size, times, number and name of every file of every batch.
+- Delta, on a file system: the same of every file, and new versions that take files or rows away.
+- PostgreSQL, append: the table's storage and number, rows below the proven positions, and how often rows were changed
+  or deleted, as the server counts it.
+- Kafka: the topic's id, where its logs begin, and that they did not get shorter.
+
+What cannot be seen without reading is said to be unseen: tables that are upserted (their old rows change by design),
+Delta in an object store. Marks are taken before an audit reads, so that a change while it reads shows in the next.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from holdfast.atomic import write_atomically
-from holdfast.audit.model import Fate, Kind, Report, Verdict, place_from_json, place_json
-from holdfast.errors import UsageError
+from holdfast.audit.model import Document, Fate, Kind, Report, Verdict
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.pipeline.definition.model import (
+    DeltaSink,
+    KafkaSink,
+    ParquetSink,
+    PipelineDefinition,
+    PostgresSink,
+    SinkDefinition,
+)
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, resolve_path
 from holdfast.pipeline.positions import Place
+from holdfast.reader.cluster import Cluster
+from holdfast.reader.errors import TopicMissing
+from holdfast.reader.model import TopicPartition
 from holdfast.real import RealFileSystem
+
+DELTA_LOG: Final = "_delta_log"
+GROWS: Final = ">="
+"""A mark that begins so may only grow."""
+END_OF: Final = "end of "
+BELOW: Final = "rows below "
+"""A mark whose name begins so is about positions: when they move, another takes its place."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The marks of one sink, or why there are none."""
+
+    marks: Mapping[str, str] = field(default_factory=dict)
+    unseen: str = ""
+    """Why its old part is not looked at again by an incremental audit; nothing: it is."""
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Which of the old marks are not there any more, or are others."""
+    return [name for name, mark in before.items() if not _still(mark, now.get(name))]
+
+
+def _still(before: str, now: str | None) -> bool:
+    if now is None:
+        return False
+    if before.startswith(GROWS):
+        return now.startswith(GROWS) and int(now[len(GROWS) :]) >= int(before[len(GROWS) :])
+    return before == now
+
+
+def kept(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """What to remember of an audit that began with `before` and ended with `after`: what stood at the beginning as it
+    was then, what came meanwhile as it is now."""
+    return {**after, **{name: mark for name, mark in before.items() if not name.startswith(BELOW)}}
+
+
+def take(
+    definition: PipelineDefinition,
+    sink: SinkDefinition,
+    settings: Mapping[str, str],
+    proven: Mapping[Place, int],
+) -> Seen:
+    """The marks of a sink, of a definition with its secrets expanded. What fails is unseen, and says why."""
+    try:
+        match sink:
+            case ParquetSink():
+                return _parquet(resolve_path(definition, sink.path.removeprefix("file:")))
+            case DeltaSink():
+                return _delta(definition, sink)
+            case PostgresSink():
+                return _postgres(sink, proven)
+            case KafkaSink():
+                return _kafka(sink, settings)
+    except (OSError, HoldfastError) as error:
+        return Seen(unseen=str(error))
+
+
+def take_all(
+    definition: PipelineDefinition, settings: Mapping[str, str], proven: Mapping[Place, int]
+) -> dict[str, Seen]:
+    """Of every sink of a pipeline, and of its dead letters."""
+    dead = dead_letter_of(definition)
+    topic = KafkaSink(dead.topic, DEAD_LETTER_NAME, dead.bootstrap, dead.settings)
+    return {sink.name: take(definition, sink, settings, proven) for sink in (*definition.sinks, topic)}
+
+
+# ------------------------------------------------------------------------ files
+
+
+def _files(root: str) -> Iterator[tuple[str, os.stat_result]]:
+    pending = [root]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    yield os.path.relpath(entry.path, root), entry.stat(follow_symlinks=False)
+
+
+def _mark(name: str, found: os.stat_result) -> str:
+    return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\0{found.st_ino}"
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _parquet(root: str) -> Seen:
+    """One mark for each batch: its directory appears whole, and never changes afterwards."""
+    marks = {}
+    with os.scandir(root) as entries:
+        batches = sorted(entry.name for entry in entries if entry.name.startswith("batch="))
+    for name in batches:
+        found = list(_files(os.path.join(root, name)))
+        marks[name] = _digest([_mark(path, stat) for path, stat in found])
+    return Seen(marks)
+
+
+def _delta(definition: PipelineDefinition, sink: DeltaSink) -> Seen:
+    if "://" in sink.path.removeprefix("file://"):
+        return Seen(unseen="its files are not on a file system of this machine")
+    root = resolve_path(definition, sink.path.removeprefix("file://").removeprefix("file:"))
+    marks = {}
+    removals = 0
+    for path, stat in _files(root):
+        if path.startswith("_hf" + os.sep) or os.path.basename(path) == "_last_checkpoint":
+            continue  # the ledger has its own proof, and the pointer to the newest checkpoint moves
+        marks[path] = _digest([_mark(path, stat)])
+        if path.startswith(DELTA_LOG + os.sep) and path.endswith(".json"):
+            removals += _removals(os.path.join(root, path))
+    marks["removals"] = str(removals)
+    return Seen(marks)
+
+
+def _removals(path: str) -> int:
+    """How many files, or rows of files, a version of a table takes away."""
+    count = 0
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if '"remove"' not in line and '"deletionVector"' not in line:
+                continue
+            try:
+                action = json.loads(line)
+            except ValueError:
+                count += 1  # not our place to judge: it is no longer what it was
+                continue
+            count += "remove" in action or bool((action.get("add") or {}).get("deletionVector"))
+    return count
+
+
+# ------------------------------------------------------------------------ servers
+
+
+def _postgres(sink: PostgresSink, proven: Mapping[Place, int]) -> Seen:
+    if sink.mode == "upsert":
+        return Seen(unseen="it is an upsert: rows that were proven may be replaced by newer ones")
+    if sink.rows:
+        return Seen(unseen="it has rows of a step, which name no offset")
+    import psycopg
+
+    try:
+        with psycopg.connect(sink.url, connect_timeout=10, application_name="holdfast audit") as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            found = connection.execute(
+                "SELECT c.oid, pg_relation_filenode(c.oid), s.n_tup_upd, s.n_tup_del FROM pg_class c "
+                "JOIN pg_namespace n ON n.oid = c.relnamespace "
+                "LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid WHERE n.nspname = %s AND c.relname = %s",
+                (sink.schema_name, sink.table),
+            ).fetchone()
+            if found is None:
+                return Seen({"table": "none"})
+            marks = dict(zip(("table", "storage", "changed", "deleted"), map(str, found), strict=True))
+            marks |= _counts_below(connection, sink, proven)
+            return Seen(marks)
+    except psycopg.Error as error:
+        return Seen(unseen=str(error).strip())
+
+
+def _counts_below(connection: Any, sink: PostgresSink, proven: Mapping[Place, int]) -> dict[str, str]:
+    """By partition, how many rows the table has of what is proven: one pass over it, however many there are."""
+    from psycopg import sql
+
+    found = {(place.topic, place.partition): 0 for place in proven}
+    if not found:
+        return {}
+    statement = sql.SQL(
+        "SELECT p.topic, p.number, count(*) "
+        "FROM unnest(%s::text[], %s::int[], %s::bigint[]) AS p(topic, number, below) "
+        "JOIN {} AS t ON t._hf_topic = p.topic AND t._hf_partition = p.number AND t._hf_offset < p.below GROUP BY 1, 2"
+    ).format(sql.Identifier(sink.schema_name, sink.table))
+    places = sorted(proven)
+    parameters = (
+        [place.topic for place in places],
+        [place.partition for place in places],
+        [proven[place] for place in places],
+    )
+    for topic, number, count in connection.execute(statement, parameters):
+        found[topic, number] = count
+    return {_below(place, proven[place]): str(found[place.topic, place.partition]) for place in places}
+
+
+def _below(place: Place, offset: int) -> str:
+    return f"{BELOW}{place.topic}-{place.partition}@{offset}"
+
+
+def _kafka(sink: KafkaSink, settings: Mapping[str, str]) -> Seen:
+    with Cluster(sink_settings(sink, settings)) as cluster:
+        try:
+            topic = cluster.topics([sink.topic])[sink.topic]
+        except TopicMissing:
+            return Seen({"topic": "none"})
+        places = [TopicPartition(sink.topic, number) for number in topic.partitions]
+        starts = cluster.offsets(places, "earliest")
+        ends = cluster.offsets(places, "last-stable")
+    marks: dict[str, Any] = {"topic": str(topic.topic_id)}
+    for each in places:
+        marks[f"start of {each.partition}"] = str(starts[each].offset)
+        marks[f"{END_OF}{each.partition}"] = f"{GROWS}{ends[each].offset}"
+    return Seen(marks)
+
+
+def topic_ends(seen: Seen) -> dict[int, int]:
+    """Where the partitions of a topic ended when its marks were taken; nothing for other sinks."""
+    return {
+        int(name.removeprefix(END_OF)): int(mark.removeprefix(GROWS))
+        for name, mark in seen.marks.items()
+        if name.startswith(END_OF) and mark.startswith(GROWS)
+    }
+
+
+def sink_settings(sink: KafkaSink, settings: Mapping[str, str]) -> dict[str, str]:
+    """Of the cluster that a topic is in: its own, or the source's."""
+    from holdfast.client.settings import shared_settings
+
+    if sink.bootstrap is not None:
+        return {**sink.settings, "bootstrap.servers": sink.bootstrap}
+    shared = {name: str(value) for name, value in shared_settings(settings).items()}
+    return {**shared, **sink.settings}
+
+
+# ---------------------------------------------------------------------------- proven
+
 
 STATE_VERSION: Final = 1
 STATE_KIND: Final = "holdfast-audit-state"
 
 Marks = Mapping[str, Mapping[str, str]]
-"""By sink, what its old part looked like from outside (`holdfast.audit.marks`)."""
+"""By sink, what its old part looked like from outside (`holdfast.audit.proven`)."""
 
 
-class TopicStart(NamedTuple):
+@dataclass(frozen=True)
+class TopicStart(Document):
     """From where a sink that is a topic has to be read."""
 
     offsets: Mapping[int, int]
@@ -40,7 +296,7 @@ Topics = Mapping[str, TopicStart]
 
 
 @dataclass(frozen=True)
-class Proven:
+class Proven(Document):
     """Up to where everything is accounted for."""
 
     subject: str
@@ -59,57 +315,7 @@ class Proven:
     """The hash of the newest certificate: whoever keeps the state keeps the end of the chain."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": STATE_KIND,
-            "version": STATE_VERSION,
-            "subject": self.subject,
-            "fingerprint": self.fingerprint,
-            "positions": _positions_json(self.positions),
-            "marks": {sink: dict(marks) for sink, marks in self.marks.items()},
-            "topics": {
-                sink: {
-                    "offsets": {str(partition): offset for partition, offset in start.offsets.items()},
-                    "since": _positions_json(start.since),
-                }
-                for sink, start in self.topics.items()
-            },
-            "records": self.records,
-            "fates": dict(self.fates),
-            "at_ms": self.at_ms,
-            "full_at_ms": self.full_at_ms,
-            "runs_since_full": self.runs_since_full,
-            "certificate": self.certificate,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Proven:
-        return cls(
-            document["subject"],
-            document["fingerprint"],
-            _positions(document["positions"]),
-            document["marks"],
-            {
-                sink: TopicStart(
-                    {int(partition): offset for partition, offset in start["offsets"].items()},
-                    _positions(start["since"]),
-                )
-                for sink, start in document["topics"].items()
-            },
-            document["records"],
-            document["fates"],
-            document["at_ms"],
-            document["full_at_ms"],
-            document["runs_since_full"],
-            document["certificate"],
-        )
-
-
-def _positions_json(positions: Mapping[Place, int]) -> list[dict[str, Any]]:
-    return [{**place_json(place), "offset": at} for place, at in sorted(positions.items())]
-
-
-def _positions(document: Iterable[Mapping[str, Any]]) -> dict[Place, int]:
-    return {place_from_json(each): each["offset"] for each in document}
+        return {"kind": STATE_KIND, "version": STATE_VERSION, **super().as_json()}
 
 
 def advanced(before: Proven | None, report: Report, marks: Marks, certificate: str = "") -> Proven:
@@ -121,31 +327,19 @@ def advanced(before: Proven | None, report: Report, marks: Marks, certificate: s
     fates = {
         str(fate): report.total(fate) for fate in Fate if fate is not Fate.PENDING and report.total(fate)
     }
-    made = Proven(
+    before = before or Proven(report.subject, full_at_ms=report.started_ms, runs_since_full=-1)
+    return Proven(
         report.subject,
         report.fingerprint,
-        positions,
+        {**before.positions, **positions},
         marks,
         {},
-        records,
-        fates,
+        before.records + records,
+        dict(Counter(before.fates) + Counter(fates)),
         report.started_ms,
-        report.started_ms,
-        0,
-        certificate or (before.certificate if before else ""),
-    )
-    if before is None:
-        return made
-    return replace(
-        made,
-        positions={**before.positions, **positions},
-        records=before.records + records,
-        fates={
-            fate: before.fates.get(fate, 0) + fates.get(fate, 0)
-            for fate in dict.fromkeys((*before.fates, *fates))
-        },
-        full_at_ms=before.full_at_ms,
-        runs_since_full=before.runs_since_full + 1,
+        before.full_at_ms,
+        before.runs_since_full + 1,
+        certificate or before.certificate,
     )
 
 
@@ -161,7 +355,7 @@ def read_state(path: str) -> Proven | None:
         return Proven.from_json(document)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} does not hold the state of an audit ({error}): name another file, or remove it to begin anew"
         ) from error

@@ -17,10 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.admin.errors import ClusterError
 from holdfast.audit.evaluating import Evaluator, Kind, Values, canonical, joined
 from holdfast.audit.heaps import Heap, Numbers, Zone
-from holdfast.audit.model import KEYS_MAX
 from holdfast.audit.model import Kind as OffsetKind
 from holdfast.pipeline.positions import Place
 from holdfast.reader import Cluster, Isolation, OffsetSpec, PartitionRange, RangeReport, TopicPartition
@@ -60,24 +58,12 @@ class Ground:
 
 
 @dataclass
-class Unread:
-    """Records whose values could not be read."""
-
-    offsets: dict[int, list[Numbers]] = field(default_factory=dict)
-    """By place, of the scope."""
-    count: int = 0
-
-    def add(self, place: int, offsets: Numbers) -> None:
-        self.offsets.setdefault(place, []).append(offsets)
-        self.count += len(offsets)
-
-
-@dataclass
 class Walked:
     grounds: list[Ground]
     kinds: list[dict[str, int]]
     """Of the scope's offsets, one for each ground."""
-    unread: Unread = field(default_factory=Unread)
+    unread: dict[int, list[Numbers]] = field(default_factory=dict)
+    """By place: records of the scope whose values could not be read."""
     unread_outside: int = 0
     filtered: dict[int, int] = field(default_factory=dict)
     """By place: records of the scope for which the condition does not hold."""
@@ -86,6 +72,11 @@ class Walked:
     aborted: int = 0
     first_ms: int = 0
     last_ms: int = 0
+
+    @property
+    def unread_count(self) -> int:
+        """Outside of the scope too."""
+        return sum(len(part) for parts in self.unread.values() for part in parts) + self.unread_outside
 
     @property
     def forgotten_before(self) -> int:
@@ -148,13 +139,12 @@ def walk(
     evaluator: Evaluator,
     kinds: Sequence[Kind],
     heap: Heap,
-    zones: Iterable[Zone] = tuple(Zone),
 ) -> Walked:
     """Read the zones into the heap."""
     found = Walked(list(grounds), [{} for _ in grounds])
     numbers = {(ground.place.topic, ground.place.partition): at for at, ground in enumerate(grounds)}
     times: list[int] = []
-    for zone in zones:
+    for zone in Zone:
         reports: list[RangeReport] = []
         for batch in _read(cluster, grounds, zone, evaluator.needs_headers, reports):
             place = numbers[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
@@ -214,7 +204,7 @@ def _take(
     chosen &= ~bad
     if bad.any():
         if zone is Zone.SCOPE:
-            found.unread.add(place, offsets[bad])
+            found.unread.setdefault(place, []).append(offsets[bad])
         else:
             found.unread_outside += int(bad.sum())
     array = values.array if chosen.all() else values.array.filter(pa.array(chosen))
@@ -239,29 +229,6 @@ def evaluated(values: Sequence[Values], kinds: Sequence[Kind]) -> Values:
 def _milliseconds(batch: pa.RecordBatch) -> Numbers:
     micros = batch.column("timestamp").cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
     return np.asarray(micros // 1000, np.int64)
-
-
-def keys_at(cluster: Cluster, place: Place, offsets: Iterable[int]) -> tuple[str, ...]:
-    """The keys of the first of these records, for people to look for them."""
-    keys: list[str] = []
-    for offset, _ in zip(offsets, range(KEYS_MAX), strict=False):
-        wanted = PartitionRange(place.topic, place.topic_id, place.partition, offset, offset + 1)
-        try:
-            for batch in cluster.read([wanted], headers=False):
-                keys += [shown_key(each) for each in batch.column("key").to_pylist()]
-        except ClusterError:
-            break  # gone meanwhile: the offset still names it
-    return tuple(dict.fromkeys(keys))
-
-
-def shown_key(key: bytes | None) -> str:
-    if key is None:
-        return "null"
-    try:
-        text = key.decode("utf-8")
-    except UnicodeDecodeError:
-        return "0x" + key[:32].hex()
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def find_values(

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from holdfast.audit.ledgers import Chain
-from holdfast.audit.model import Scope, Unproven
+from holdfast.audit.model import Scope, Unproven, gap
 from holdfast.audit.source import LogEnds
 from holdfast.errors import UsageError
 from holdfast.pipeline.positions import Place
@@ -30,8 +30,6 @@ class PipelineScope:
     """By partition of the source, what is audited."""
 
     spans: dict[Place, Span] = field(default_factory=dict)
-    began: dict[Place, int] = field(default_factory=dict)
-    """Where the pipeline itself began."""
     sink_starts: dict[str, dict[Place, int]] = field(default_factory=dict)
     """For sinks that began later than the scope does: from where on they are held to it."""
     expired: dict[Place, int] = field(default_factory=dict)
@@ -108,7 +106,7 @@ def decide_scope(
                     why = (
                         f"it was reset, or lost, and that was meant: {begins}; --from audits what came since"
                     )
-                    scope.unproven.append(Unproven(f"what sink {name!r} had before", why, is_gap=True))
+                    scope.unproven.append(gap(f"what sink {name!r} had before", why))
                 else:
                     scope.notes.append(f"{begins}: it was added later")
     _note_unread(scope, places, logs)
@@ -155,7 +153,6 @@ def _decide(
         chain.positions.at[place].offset if place in chain.positions.at else began
         for chain in chains.values()
     ]
-    scope.began[place] = began
     end = max(began, min(ends))
     if end > log.end:
         scope.unproven.append(_cut(place, max(began, log.end), end))
@@ -166,27 +163,24 @@ def _decide(
 def _gone(place: Place, now: Place | None) -> Unproven:
     what = f"every record of {place.topic}-{place.partition}"
     if now is None:
-        return Unproven(what, "the topic is not there any more", is_gap=True)
-    return Unproven(
+        return gap(what, "the topic is not there any more")
+    return gap(
         what,
         f"the topic was deleted and created again (its id was {place.topic_id}, now {now.topic_id}): the records "
         "that the sinks have are of the old one",
-        is_gap=True,
     )
 
 
 def _cut(place: Place, start: int, end: int) -> Unproven:
-    return Unproven(
+    return gap(
         f"{end - start:,} offsets of {place.topic}-{place.partition} ({start}-{end - 1})",
         f"the sinks have taken them, and the log ends at {start}: an election has cut it, and the source has lost "
         "records",
-        is_gap=True,
     )
 
 
 def _expired(place: Place, start: int, end: int) -> Unproven:
-    return Unproven(
+    return gap(
         f"{end - start:,} offsets of {place.topic}-{place.partition} ({start}-{end - 1})",
         "they have expired: retention has removed them from the source; --from earliest audits what is left",
-        is_gap=True,
     )

@@ -3,19 +3,28 @@
 What is wrong is told once, and of whom it is true: a record that the ledgers count among the dead letters and that is
 nowhere is the dead letters' loss and not a sink's; a row that a topic may have dropped is nobody's; a batch about which
 something was found already is not found wrong again by its count.
+
+Whether the records that left because they could not be decoded cannot be, and all others can.
+
+Decoding is a function of the record's bytes and the definition, so the auditor decodes for itself while it walks the
+log: what stands among the dead letters as `parse` must fail, and what does not stand there must not. Only batches that
+the definition of today has made are judged; another one may have decoded otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from holdfast.audit import ledgers
-from holdfast.audit.books import (
+from holdfast.audit.compare import CODE, Holding, Judgement, fates_of, judge, judge_routes, marked, strays
+from holdfast.audit.decoding import Decode
+from holdfast.audit.ledgers import (
     ROUTE_NAMES,
     Books,
     check_intake,
@@ -23,14 +32,11 @@ from holdfast.audit.books import (
     check_rows,
     missing_from_routes,
 )
-from holdfast.audit.compare import CODE, Holding, Judgement, fates_of, finding, judge, judge_routes, strays
-from holdfast.audit.left import Left
-from holdfast.audit.model import Examined, Fate, Finding, Unproven
+from holdfast.audit.left import Left, check_side, check_turns, side_stream
+from holdfast.audit.model import Examined, Fate, Finding, gap
 from holdfast.audit.scope import PipelineScope
-from holdfast.audit.side_streams import check_side, check_turns, side_stream
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
-from holdfast.audit.source import LogEnds, SourceWalk
-from holdfast.audit.undecodable import DecodingWatch
+from holdfast.audit.source import LogEnds, PartitionWalk, SourceWalk
 from holdfast.pipeline.aside import LATE_FOR
 from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, PostgresSink, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
@@ -39,6 +45,57 @@ from holdfast.pipeline.positions import Place
 
 if TYPE_CHECKING:
     from holdfast.audit.memory import MemoryResult
+
+Mask = npt.NDArray[np.bool_]
+
+
+def made_by(mark: str, batches: Iterable[Entry], spans: Mapping[Place, tuple[int, int]]) -> dict[Place, Mask]:
+    """The offsets that batches of the definition with this fingerprint have taken."""
+    found = {place: np.zeros(max(0, end - start), np.bool_) for place, (start, end) in spans.items()}
+    for entry in batches:
+        for place, span in entry.range.spans.items() if entry.fingerprint == mark else ():
+            if place in spans:
+                start = spans[place][0]
+                found[place][max(0, span.start - start) : max(0, span.end - start)] = True
+    return found
+
+
+class DecodingWatch:
+    """Looks on while the source is walked (an `Observer`)."""
+
+    def __init__(self, spans: Mapping[Place, tuple[int, int]], batches: Iterable[Entry], mark: str) -> None:
+        self._spans = spans
+        self._judged = made_by(mark, batches, spans)
+        self._failed = {place: np.zeros_like(judged) for place, judged in self._judged.items()}
+
+    def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
+        at = batch.column("offset").to_numpy() - self._spans[place][0]
+        if not self._judged[place][at].any():
+            return
+        errors = decoded().errors
+        if errors.null_count < len(errors):
+            self._failed[place][at[errors.is_valid().to_numpy(zero_copy_only=False)]] = True
+
+    def examine(
+        self, dead: Holding, unparsed: Holding, others: Sequence[Holding], parts: Iterable[PartitionWalk]
+    ) -> Examined:
+        """`unparsed` are the dead letters that say they could not be decoded; `others` everything that has rows."""
+        found: list[Finding] = []
+        for part in parts:
+            judged = self._judged[part.place] & part.records
+            failed, sent = self._failed[part.place], unparsed.counts[part.place] > 0
+            elsewhere = np.zeros_like(failed)
+            for holding in others:
+                elsewhere |= holding.counts[part.place] > 0
+            can_be = "there because they could not be decoded, and they can be"
+            found += marked(Fate.ALTERED, dead.name, part, judged & sent & ~failed, can_be)
+            stayed = "they cannot be decoded, and did not leave for that"
+            found += marked(Fate.ALTERED, "", part, judged & failed & ~sent & elsewhere, stayed)
+        return Examined(tuple(found))
+
+
+# ---------------------------------------------------------------------------- sink judging
+
 
 Fates = npt.NDArray[np.uint8]
 
@@ -156,9 +213,8 @@ class SinkJudge:
                     continue
                 for name in mains:
                     self.judgements[name][number].blame_other(mask, name, part)
-                offsets = np.flatnonzero(mask).astype(np.int64) + part.start
                 what = f"the ledgers count them as {ROUTE_NAMES[fate]}, and they are nowhere"
-                found.append(finding(Fate.LOST, self.routes[fate].name, part.place, offsets, what))
+                found += marked(Fate.LOST, self.routes[fate].name, part, mask, what)
         return found
 
     def _known(self) -> list[Fate]:
@@ -181,7 +237,7 @@ class SinkJudge:
             each.excuse()
         self.examined += Examined(
             unproven=(
-                Unproven(
+                gap(
                     f"whether {missing:,} records were in {reader.name!r}",
                     " and ".join(
                         [
@@ -193,7 +249,6 @@ class SinkJudge:
                             for name, count in undecided.items()
                         ]
                     ),
-                    is_gap=True,
                 ),
             )
         )
@@ -241,16 +296,19 @@ class SinkJudge:
                     start = self.scope.spans[place][0]
                     self.left.routes[Fate.FILTERED].counts[place][offsets - start] += 1
 
-    def _ledgers(self) -> None:
-        doubtful: dict[Place, npt.NDArray[np.bool_]] = {}
+    def doubtful(self) -> dict[Place, npt.NDArray[np.bool_]]:
+        """The offsets about which something was found, or cannot be."""
+        found = {part.place: np.zeros(len(part.codes), np.bool_) for part in self.parts}
         for judgements in self.judgements.values():
             for part, each in zip(self.parts, judgements, strict=True):
-                wrong = each.lost | each.twice
+                found[part.place] |= each.lost | each.twice
                 if each.unknown is not None:
-                    wrong = wrong | each.unknown
-                doubtful[part.place] = doubtful[part.place] | wrong if part.place in doubtful else wrong
+                    found[part.place] |= each.unknown
+        return found
+
+    def _ledgers(self) -> None:
         mains = {name: self.rows.of(reader) for name, reader in self.mains.items()}
-        books = Books(self.walked, self.routes, mains, doubtful)
+        books = Books(self.walked, self.routes, mains, self.doubtful())
         self.examined += check_intake(self.batches, books)
         books.mains = {name: each for name, each in mains.items() if not _gone(self.readers[name])}
         self.examined += check_routes(self.batches, books, self._known())
@@ -263,8 +321,7 @@ class SinkJudge:
             return Examined()
         routes = [holding for fate, holding in self.routes.items() if fate is not Fate.DEAD_LETTER]
         others = [*routes, *(self.rows.of(reader) for reader in self.mains.values())]
-        records = {part.place: part.records for part in self.parts}
-        return watch.examine(self.routes[Fate.DEAD_LETTER], self.left.unparsed, others, records)
+        return watch.examine(self.routes[Fate.DEAD_LETTER], self.left.unparsed, others, self.parts)
 
     # -------------------------------------------------------------------- what became of every record
 

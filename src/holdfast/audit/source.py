@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.admin.errors import ClusterError
 from holdfast.audit.decoding import Observer, SourceDecoder
 from holdfast.audit.model import KEYS_MAX, AuditError, Kind
 from holdfast.pipeline.digest import digest_of_offsets
@@ -97,7 +98,6 @@ class SourceWalk:
     partitions: dict[Place, PartitionWalk] = field(default_factory=dict)
     base_ms: int | None = None
     """The time of tick 0: that of the first record read that has one."""
-    bytes: int = 0
     expired_on_the_way: dict[Place, int] = field(default_factory=dict)
     """By partition: offsets that retention took while the walk was under way."""
 
@@ -218,7 +218,6 @@ class _Walker:
         """Batches without rows; of compacted ones the offsets in no record count with the rest of the batch."""
         for report in reports:
             part = self._part(report)
-            self.found.bytes += report.bytes
             for kind, first, last in report.set_aside or ():
                 begin, behind = max(0, first - part.start), max(0, last + 1 - part.start)
                 part.codes[begin:behind] = CODES[kind]
@@ -267,21 +266,15 @@ class _Walker:
 
 def keys_at(cluster: Cluster, place: Place, offsets: Iterable[int]) -> list[str]:
     """The keys of the first few of these records, as text; a record without one has none to tell."""
-    wanted = sorted(set(offsets))[:KEYS_MAX]
-    if not wanted:
-        return []
-    ranges = [
-        PartitionRange(place.topic, place.topic_id, place.partition, offset, offset + 1) for offset in wanted
-    ]
-    found: dict[int, str] = {}
-    for each in ranges:
-        for batch in cluster.read([each], headers=False):
-            for offset, key in zip(
-                batch.column("offset").to_pylist(), batch.column("key").to_pylist(), strict=True
-            ):
-                if key is not None:
-                    found[offset] = key_text(key)
-    return [found[offset] for offset in wanted if offset in found]
+    found: list[str] = []
+    for offset in sorted(set(offsets))[:KEYS_MAX]:
+        wanted = PartitionRange(place.topic, place.topic_id, place.partition, offset, offset + 1)
+        try:
+            for batch in cluster.read([wanted], headers=False):
+                found += [key_text(key) for key in batch.column("key").to_pylist() if key is not None]
+        except ClusterError:
+            break  # gone meanwhile: the offset still names it
+    return found
 
 
 def key_text(key: bytes) -> str:

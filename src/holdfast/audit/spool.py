@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast import __version__
+from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import (
     AuditError,
     Examined,
@@ -35,6 +37,7 @@ from holdfast.audit.model import (
     Scope,
     SinkAccount,
     Unproven,
+    gap,
     ranges_text,
 )
 from holdfast.audit.record_walk import BATCH_BYTES, Ground, await_decided, grounds_of
@@ -46,7 +49,6 @@ from holdfast.audit.spool_numbers import (
     SpoolLines,
     count_of,
     merged,
-    runs_of,
     without,
 )
 from holdfast.client.messages import ID_HEADER
@@ -118,7 +120,7 @@ def _read_spool(peek: SpoolPeek, spool: str, found: SpoolFiles) -> None:
         left.setdefault(Line(spool, message.topic, message.partition), []).append(message.sequence)
     found.damages += [f"{each.path} at byte {each.at}: {each.bytes:,} bytes" for each in peek.damages]
     for line, numbers in left.items():
-        found.left[line] = runs_of(np.unique(np.array(numbers, np.int64)))
+        found.left[line] = as_ranges(np.unique(np.array(numbers, np.int64)))
     for refused in peek.refused(is_all=True):
         message = refused.message
         line = Line(spool, message.topic, message.partition)
@@ -219,13 +221,7 @@ class _Judgement:
             # What was at the log's head had numbers below those that are there now.
             first = seen.lowest if seen.ranges else end
             if first and self._is_whole:
-                self.unproven.append(
-                    Unproven(
-                        f"numbers 0 to {first - 1} of {line}",
-                        "the topic does not hold its head any more",
-                        is_gap=True,
-                    )
-                )
+                self._gap(f"numbers 0 to {first - 1} of {line}", "the topic does not hold its head any more")
         gaps = seen.gaps(max(first, files.moved.get(line, 0)), end)
         refused = merged(files.refused.get(line, ()))
         left = files.left.get(line, [])
@@ -260,18 +256,18 @@ class _Judgement:
         if line.spool not in files.spools:
             self._open_ended.append(line)
 
+    def _gap(self, what: str, why: str) -> None:
+        self.unproven.append(gap(what, why))
+
     def _held_back(self, line: Line, lost: Sequence[Range], seen: Sequences) -> list[Range]:
         """Of the numbers that are not there those behind all that are, where an open transaction may hide them."""
         undecided = sum(self._undecided.get(place, 0) for place in self.places_of(line))
         behind = without(lost, [(0, seen.highest)] if seen.ranges else [])
         if not 0 < count_of(behind) <= undecided:
             return []
-        self.unproven.append(
-            Unproven(
-                f"whether numbers {ranges_text(behind)} of {line} are in the topic",
-                f"it holds {undecided:,} offsets behind a transaction that is still open",
-                is_gap=True,
-            )
+        self._gap(
+            f"whether numbers {ranges_text(behind)} of {line} are in the topic",
+            f"it holds {undecided:,} offsets behind a transaction that is still open",
         )
         return behind
 
@@ -279,12 +275,9 @@ class _Judgement:
         missing = sum(self._missing.get(place, 0) for place in self.places_of(line))
         numbers = ranges_text(lost)
         if missing:
-            self.unproven.append(
-                Unproven(
-                    f"numbers {numbers} of {line} are not in the topic",
-                    f"{missing:,} of its offsets are in no batch: compacted away, or lost",
-                    is_gap=True,
-                )
+            self._gap(
+                f"numbers {numbers} of {line} are not in the topic",
+                f"{missing:,} of its offsets are in no batch: compacted away, or lost",
             )
             return
         said = ", though the spool was told that they were delivered"
@@ -316,24 +309,16 @@ class _Judgement:
                 )
             )
         for damage in files.damages:
-            self.unproven.append(Unproven(f"a spool's file: {damage}", "it is damaged there", is_gap=True))
+            self._gap(f"a spool's file: {damage}", "it is damaged there")
         for topic, count in sorted(files.undecided.items()):
             self.notes.append(f"{count:,} messages for {topic} have no partition yet, pending")
         for topic, count in sorted(lines.unnumbered.items()):
             self.notes.append(f"{count:,} records of {topic} have no {ID_HEADER}: no spool sent them")
         for topic, count in sorted(lines.strange.items()):
-            self.unproven.append(
-                Unproven(
-                    f"{count:,} records of {topic}", f"their {ID_HEADER} is none of a spool", is_gap=True
-                )
-            )
+            self._gap(f"{count:,} records of {topic}", f"their {ID_HEADER} is none of a spool")
         unread = sorted(files.topics - {place.topic for place in self._grounds})
         if unread and self._is_whole:
-            self.unproven.append(
-                Unproven(
-                    f"what the spools sent to {', '.join(unread)}", "not audited; add --topic", is_gap=True
-                )
-            )
+            self._gap(f"what the spools sent to {', '.join(unread)}", "not audited; add --topic")
 
 
 # ---------------------------------------------------------------------------- an audit of its own
@@ -359,7 +344,7 @@ def audit_spools(
     missing = {place: counts.get(Kind.COMPACTED, 0) for place, counts in kinds.items()}
     examined, fates = judge(lines, files, by_place, missing, undecided)
     if not lines.lines and not files.stored and not files.undecided:
-        nothing = Unproven("anything", f"no record of {', '.join(names)} has an {ID_HEADER}", is_gap=True)
+        nothing = gap("anything", f"no record of {', '.join(names)} has an {ID_HEADER}")
         examined += Examined(unproven=(nothing,))
     return Report(
         subject=", ".join(names),
@@ -421,13 +406,16 @@ def _accounts(
 ) -> Iterator[PartitionAccount]:
     for each in grounds:
         place = TopicPartition(each.place.topic, each.place.partition)
-        total: dict[str, int] = {}
-        for line, counts in fates.items():
-            if (line.topic, line.partition) == place:
-                for fate, count in counts.items():
-                    total[str(fate)] = total.get(str(fate), 0) + count
+        total = _together(counts for line, counts in fates.items() if (line.topic, line.partition) == place)
         counted = {str(kind): count for kind, count in kinds.get(place, {}).items()}
         yield PartitionAccount(each.place, each.start, each.end, counted, total, each.log_start, each.log_end)
+
+
+def _together(accounts: Iterable[Mapping[Fate, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for account in accounts:
+        total.update({str(fate): count for fate, count in account.items()})
+    return dict(total)
 
 
 def _spool_accounts(
@@ -435,10 +423,7 @@ def _spool_accounts(
 ) -> Iterator[SinkAccount]:
     for spool in sorted({line.spool for line in fates}):
         own = [line for line in sorted(fates) if line.spool == spool]
-        total: dict[str, int] = {}
-        for line in own:
-            for fate, count in fates[line].items():
-                total[str(fate)] = total.get(str(fate), 0) + count
+        total = _together(fates[line] for line in own)
         positions = {
             f"{line.topic}-{line.partition}": lines.lines[line].highest + 1
             for line in own

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.audit.evaluating import header
+from holdfast.audit.lineage import as_ranges
+from holdfast.audit.sinks.headers import last_header
 from holdfast.client.messages import ID_HEADER
 from holdfast.client.spool.format import UNDECIDED
 
@@ -82,14 +83,14 @@ class Sequences:
     def add(self, numbers: Numbers, offsets: Numbers, *, is_ordered: bool = True) -> None:
         """Numbers in the order of their records; `is_ordered` where that order means something."""
         if not is_ordered:
-            self._merge(runs_of(np.unique(numbers)))
+            self._merge(as_ranges(np.unique(numbers)))
             self.seen += len(numbers)
             return
         before = self.distinct
         highest = np.maximum.accumulate(np.concatenate(([self.highest], numbers)))[:-1]
         behind = numbers <= highest
         known = self._known(numbers) if behind.any() else np.zeros(len(numbers), np.bool_)
-        self._merge(runs_of(np.unique(numbers)))
+        self._merge(as_ranges(np.unique(numbers)))
         self.seen += len(numbers)
         fresh = self.distinct - before
         out_of_order = int(behind.sum()) - (len(numbers) - fresh)
@@ -127,13 +128,6 @@ class Sequences:
         if expected < behind:
             found.append((expected, behind - 1))
         return found
-
-
-def runs_of(numbers: Numbers) -> list[Range]:
-    cuts = np.flatnonzero(np.diff(numbers) > 1)
-    firsts = numbers[np.concatenate(([0], cuts + 1))].tolist()
-    lasts = numbers[np.concatenate((cuts, [len(numbers) - 1]))].tolist()
-    return list(zip(firsts, lasts, strict=True))
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
@@ -186,7 +180,7 @@ class SpoolLines:
         if not batch.num_rows:
             return
         topic = batch.column("topic")[0].as_py()
-        ids = header(batch.column("headers"), ID_HEADER)
+        ids = last_header(batch.column("headers"), ID_HEADER)
         if ids.null_count:
             self.unnumbered[topic] = self.unnumbered.get(topic, 0) + ids.null_count
             if ids.null_count == len(ids):

@@ -37,24 +37,6 @@ Outcome = Literal["record", "control", "aborted", "compacted", "expired", "not_y
 
 
 @dataclass(frozen=True)
-class StoredBatch:
-    """The batch that holds an offset."""
-
-    base_offset: int
-    last_offset: int
-    records: int
-    bytes: int
-    leader_epoch: int
-    codec: str
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
-@dataclass(frozen=True)
 class Stored:
     """One offset."""
 
@@ -70,7 +52,8 @@ class Stored:
     key: bytes | None = None
     value: bytes | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
-    batch: StoredBatch | None = None
+    batch: BatchHeader | None = None
+    """Of the batch that holds it."""
     transaction: Transaction = "none"
     marker_offset: int | None = None
     """Where the marker that ended the transaction stands."""
@@ -109,7 +92,7 @@ class Stored:
             "value_bytes": None if self.value is None else len(self.value),
             "headers": {name: shown_bytes(value) for name, value in self.headers},
             "spool": None if spool is None else {"id": spool[0], "partition": spool[1], "sequence": spool[2]},
-            "batch": None if self.batch is None else self.batch.as_json(),
+            "batch": None if self.batch is None else _batch_json(self.batch),
             "transaction": self.transaction,
             "marker_offset": self.marker_offset,
             "marker_ms": self.marker_ms,
@@ -152,7 +135,7 @@ def look_up(cluster: Cluster, place: Place, offset: int) -> Stored:
     except OffsetGone:  # retention was faster
         return Stored(place, offset, "expired", log_start, log_end)
     if kind is Kind.COMPACTED or header is None or raw is None:
-        return Stored(place, offset, "compacted", log_start, log_end, batch=_described(header))
+        return Stored(place, offset, "compacted", log_start, log_end, batch=header)
     return _stored(cluster, place, offset, kind, is_decided, (log_start, log_end), header, raw, row)
 
 
@@ -217,7 +200,7 @@ def _stored(
         key=None if record is None or kind is Kind.CONTROL else record.key,
         value=None if record is None else record.value,
         headers=() if record is None else tuple((str(name), value) for name, value in record.headers),
-        batch=_described(header),
+        batch=header,
         transaction=transaction,
         marker_offset=None if marker is None else marker[0],
         marker_ms=None if marker is None else marker[1],
@@ -229,20 +212,18 @@ def _is_commit(key: bytes | None) -> bool:
     return key is not None and len(key) >= 4 and int.from_bytes(key[2:4], "big") == 1
 
 
-def _described(header: BatchHeader | None) -> StoredBatch | None:
-    if header is None:
-        return None
-    return StoredBatch(
-        header.base_offset,
-        header.last_offset,
-        header.records_count,
-        header.size,
-        header.leader_epoch,
-        Codec(header.codec).name.lower(),
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-    )
+def codec_name(batch: BatchHeader) -> str:
+    return Codec(batch.codec).name.lower()
+
+
+def _batch_json(batch: BatchHeader) -> dict[str, Any]:
+    names = ("base_offset", "last_offset", "leader_epoch", "producer_id", "producer_epoch", "base_sequence")
+    return {
+        **{name: getattr(batch, name) for name in names},
+        "records": batch.records_count,
+        "bytes": batch.size,
+        "codec": codec_name(batch),
+    }
 
 
 # ------------------------------------------------------------------------ raw batches

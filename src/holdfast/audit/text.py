@@ -7,9 +7,10 @@ and control characters in it are shown, not sent: a key must not be able to writ
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from holdfast.audit import words
 from holdfast.audit.model import Fate, Kind, Report, Verdict
@@ -63,8 +64,11 @@ def _partitions(report: Report) -> Section:
         for each in report.partitions
     ]
     if len(rows) > 1:
-        all_kinds = _sums(each.kinds for each in report.partitions)
-        all_fates = _sums(each.fates for each in report.partitions)
+        all_kinds: Counter[str] = Counter()
+        all_fates: Counter[str] = Counter()
+        for each in report.partitions:
+            all_kinds.update(each.kinds)
+            all_fates.update(each.fates)
         rows.append(
             ("all", "", *_counts(all_kinds, [Kind.RECORD, *kinds]), *_counts(all_fates, fates)),
         )
@@ -92,14 +96,15 @@ def _sinks(report: Report) -> Section:
 
 def _windows(report: Report) -> Section:
     rows = tuple(
-        (each.sink, each.step, *(f"{count:,}" for count in _window_counts(each))) for each in report.windows
+        (
+            each.sink,
+            each.step,
+            *(f"{n:,}" for n in (each.windows, each.records, each.recomputed, each.expected, each.open)),
+        )
+        for each in report.windows
     )
     columns = ("SINK", "STEP", "WINDOWS", "OF RECORDS", "MADE AGAIN", "EXPECTED", "STILL OPEN")
     return Section("windows, made again from the source", columns, rows, frozenset(range(2, len(columns))))
-
-
-def _window_counts(window: Any) -> tuple[int, ...]:
-    return window.windows, window.records, window.recomputed, window.expected, window.open
 
 
 def _findings(report: Report) -> Section:
@@ -124,14 +129,6 @@ def _findings(report: Report) -> Section:
 
 def _counts(counts: Mapping[str, int], names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{counts.get(each, 0):,}" for each in names)
-
-
-def _sums(accounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for account in accounts:
-        for each, count in account.items():
-            total[each] = total.get(each, 0) + count
-    return total
 
 
 def _head(fate: str) -> str:
@@ -168,26 +165,35 @@ def print_report(report: Report, file: IO[str] | None = None) -> None:
         print(text, file=to)
 
 
+def _parts(report: Report) -> Iterator[Section | tuple[str, str]]:
+    """The report in order: tables, and lines with their style."""
+    yield words.heading(report), "bold"
+    for each in scope_lines(report):
+        yield each, "dim"
+    for section in sections(report):
+        yield "", ""
+        yield section
+    if report.unproven:
+        yield "", ""
+        yield "not proven", "bold"
+        for what, is_gap in unproven_lines(report):
+            yield f"  {'! ' if is_gap else '- '}{what}", "yellow" if is_gap else "dim"
+    if report.notes:
+        yield "", ""
+    for note in report.notes:
+        yield f"note: {note}", "dim"
+    yield "", ""
+    yield words.verdict_line(report), COLOURS[report.verdict]
+
+
 def plain_lines(report: Report) -> Iterator[str]:
     """Without frames and colours, every cell whole."""
-    yield plain(words.heading(report))
-    for each in scope_lines(report):
-        yield plain(each)
-    for section in sections(report):
-        yield ""
-        yield section.title
-        yield from _plain_table(section)
-    if report.unproven:
-        yield ""
-        yield "not proven"
-        for what, is_gap in unproven_lines(report):
-            yield plain(f"  {'! ' if is_gap else '- '}{what}")
-    if report.notes:
-        yield ""
-        for note in report.notes:
-            yield plain(f"note: {note}")
-    yield ""
-    yield plain(words.verdict_line(report))
+    for part in _parts(report):
+        if isinstance(part, Section):
+            yield part.title
+            yield from _plain_table(part)
+        else:
+            yield plain(part[0])
 
 
 def _plain_table(section: Section) -> Iterator[str]:
@@ -206,17 +212,12 @@ def renderable(report: Report) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(plain(words.heading(report)), "bold")]
-    parts += [Text(plain(each), "dim") for each in scope_lines(report)]
-    for section in sections(report):
-        parts += [Text(""), _rich_table(section)]
-    if report.unproven:
-        parts += [Text(""), Text("not proven", "bold")]
-        for what, is_gap in unproven_lines(report):
-            parts.append(Text(plain(f"  {'! ' if is_gap else '- '}{what}"), "yellow" if is_gap else "dim"))
-    parts += [Text(plain(f"note: {note}"), "dim") for note in report.notes]
-    parts += [Text(""), Text(plain(words.verdict_line(report)), COLOURS[report.verdict])]
-    return Group(*parts)
+    return Group(
+        *(
+            _rich_table(part) if isinstance(part, Section) else Text(plain(part[0]), part[1])
+            for part in _parts(report)
+        )
+    )
 
 
 def _rich_table(section: Section) -> RenderableType:

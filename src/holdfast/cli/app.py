@@ -51,10 +51,7 @@ COMMANDS: dict[str, CommandPlace] = {
     "sink": CommandPlace("sink", "Messages", "Prepare databases that messages are written to."),
     "pipeline": CommandPlace("pipeline", "Pipelines", "Check, run, change and rebuild pipelines on Spark."),
     "audit": CommandPlace(
-        "audit", "Find and prove losses", "Prove that every record of a source is accounted for."
-    ),
-    "audit verify": CommandPlace(
-        "audit_verify", "Find and prove losses", "Check the certificates of audits."
+        "audit", "Find and prove losses", "Prove that every record is where it belongs, or accounted for."
     ),
     "trace": CommandPlace(
         "trace", "Find and prove losses", "Show the life of one record, from producer to sink."
@@ -94,13 +91,6 @@ class LazyGroup(TyperGroup):
         command = typer.main.get_command(importlib.import_module(f"holdfast.cli.{place.module}").app)
         command.name = cmd_name
         return command
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Two words that are a command come before one: `audit verify` beside `audit PIPELINE`."""
-        name = " ".join(args[:2])
-        if name in COMMANDS and len(args) > 1:
-            return name, self.get_command(ctx, name), args[2:]
-        return super().resolve_command(ctx, args)
 
 
 root = typer.Typer(

@@ -8,101 +8,55 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
-import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import complain, stop_when_unread
+from holdfast.cli.options import OutputOption, flag, option
 from holdfast.cli.output import Output, json_line, print_json
 from holdfast.cli.pipeline_shared import located
 from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from holdfast.audit.certificate import Certificate
-    from holdfast.audit.continuous import Auditor
-    from holdfast.audit.marks import Seen
+    from holdfast.audit.continuous import Auditor, Incremental
     from holdfast.audit.model import Report
     from holdfast.audit.pipeline_audit import AuditOptions
-    from holdfast.audit.proven import Topics
+    from holdfast.audit.proven import Seen, Topics
     from holdfast.pipeline.definition.loading import Loaded
     from holdfast.pipeline.positions import Place
-
-CertificateOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--certificate",
-        metavar="PATH",
-        help="Write the report as a certificate, chained to the one before it: into a directory, or to a file that "
-        "ends in .json.",
-    ),
-]
-HtmlOption: TypeAlias = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Write the report as one page with its plots.")
-]
-JunitOption: TypeAlias = Annotated[
-    str | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit's XML, for CI.")
-]
-EveryOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--every",
-        metavar="DURATION",
-        help="Audit again and again, such as every 5m, until one fails; the others are counted and told.",
-    ),
-]
-StateOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--state",
-        metavar="FILE",
-        help="Keep here what is proven, so that the next audit looks at what is new alone.",
-    ),
-]
-FullOption: TypeAlias = Annotated[
-    bool, typer.Option("--full", help="With --state: look at everything this time.")
-]
-FullEveryOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--full-every",
-        min=0,
-        metavar="N",
-        help="With --state or --every: look at everything each Nth time (default: 12; 0: only when something asks for "
-        "it).",
-    ),
-]
-MetricsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="[HOST:]PORT",
-        help="With --every: serve Prometheus metrics at /metrics, to this machine alone unless a host is given.",
-    ),
-]
 
 
 @dataclass(frozen=True)
 class Wishes:
     """What is to become of a report, and how often there is one."""
 
-    output: Output
-    certificate: str | None = None
-    html: str | None = None
-    junit: str | None = None
-    every: str | None = None
-    state: str | None = None
-    full: bool = False
-    full_every: int | None = None
-    metrics: str | None = None
-
-    def check(self) -> None:
-        if self.metrics is not None and self.every is None:
-            raise UsageError("--metrics-port goes with --every: an audit that ends has nobody to ask it")
-        if self.full and self.state is None:
-            raise UsageError("--full goes with --state: without it, everything is looked at anyway")
-        if self.full_every is not None and self.state is None and self.every is None:
-            raise UsageError("--full-every goes with --state or --every")
+    certificate: Annotated[
+        str | None,
+        option(
+            "PATH",
+            "Write the report as a certificate, chained to the one before it: into a directory, or to a file that ends "
+            "in .json.",
+        ),
+    ] = None
+    html: Annotated[str | None, option("FILE", "Write the report as one page with its plots.")] = None
+    junit: Annotated[str | None, option("FILE", "Write the report as JUnit's XML, for CI.")] = None
+    every: Annotated[
+        str | None,
+        option(
+            "DURATION",
+            "Audit again and again, such as every 5m, until one fails; the others are counted and told.",
+        ),
+    ] = None
+    metrics_port: Annotated[
+        str | None,
+        option(
+            "[HOST:]PORT",
+            "With --every: serve Prometheus metrics at /metrics, to this machine alone unless a host is given.",
+        ),
+    ] = None
+    output: OutputOption = Output.TABLE
 
     def keep(self, report: Report) -> Certificate | None:
         """Write the files that were asked for."""
@@ -114,6 +68,30 @@ class Wishes:
         if self.junit is not None:
             _write(self.junit, junit.junit(report))
         return made
+
+
+@dataclass(frozen=True)
+class Further:
+    """What an audit of a pipeline keeps, and what it leaves out because it was proven before."""
+
+    state: Annotated[
+        str | None,
+        option("FILE", "Keep here what is proven, so that the next audit looks at what is new alone."),
+    ] = None
+    full: Annotated[bool, flag("With --state: look at everything this time.")] = False
+    full_every: Annotated[
+        int | None,
+        option(
+            "N",
+            "With --state or --every: look at everything each Nth time (default: 12; 0: only when something asks for "
+            "it).",
+            min=0,
+        ),
+    ] = None
+
+
+ONCE: Final = Wishes()
+FURTHER: Final = Further()
 
 
 def _write(path: str, content: str) -> None:
@@ -154,7 +132,7 @@ class PipelineAuditor:
             return redacted(report, expand_definition(self.loaded.definition)[1].redact)
 
     def marks(self, proven: Mapping[Place, int]) -> Mapping[str, Seen]:
-        from holdfast.audit.marks import take_all
+        from holdfast.audit.proven import take_all
         from holdfast.pipeline.definition.naming import client_settings
         from holdfast.pipeline.definition.secrets import expand_definition
 
@@ -204,27 +182,31 @@ def redacted(report: Report, redact: Callable[[str], str]) -> Report:
     )
 
 
-def give_out(auditor: Auditor, wishes: Wishes) -> None:
+def give_out(auditor: Auditor, wishes: Wishes, further: Further = FURTHER) -> None:
     """Audit as wished, show what was found, and end with the exit code of the verdict."""
-    wishes.check()
-    if wishes.every is not None:
-        _again_and_again(auditor, wishes)
-    if wishes.state is None:
+    _check(wishes, further)
+    if wishes.every is None and further.state is None:
         report = auditor.audit(None, {})
         wishes.keep(report)
     else:
-        report = _incremental(auditor, wishes).run(full=wishes.full)
+        from holdfast.audit.continuous import FULL_EVERY_DEFAULT, Incremental
+
+        full_every = FULL_EVERY_DEFAULT if further.full_every is None else further.full_every
+        audits = Incremental(auditor, further.state, full_every, wishes.keep)
+        if wishes.every is not None:
+            _again_and_again(audits, wishes.every, wishes, full_first=further.full)
+        report = audits.run(full=further.full)
     _show(report, wishes.output)
     raise Exit(report.verdict.exit_code)
 
 
-def _incremental(auditor: Auditor, wishes: Wishes) -> Any:
-    from holdfast.audit.continuous import FULL_EVERY_DEFAULT, Incremental
-
-    if wishes.state is not None and isinstance(auditor, WholeAuditor):
-        raise UsageError("--state goes with a pipeline: anything else is compared as a whole each time")
-    full_every = FULL_EVERY_DEFAULT if wishes.full_every is None else wishes.full_every
-    return Incremental(auditor, wishes.state, full_every, wishes.keep)
+def _check(wishes: Wishes, further: Further) -> None:
+    if wishes.metrics_port is not None and wishes.every is None:
+        raise UsageError("--metrics-port goes with --every: an audit that ends has nobody to ask it")
+    if further.full and further.state is None:
+        raise UsageError("--full goes with --state: without it, everything is looked at anyway")
+    if further.full_every is not None and further.state is None and wishes.every is None:
+        raise UsageError("--full-every goes with --state or --every")
 
 
 def _show(report: Report, output: Output) -> None:
@@ -236,17 +218,15 @@ def _show(report: Report, output: Output) -> None:
         text.print_report(report)
 
 
-def _again_and_again(auditor: Auditor, wishes: Wishes) -> None:
+def _again_and_again(audits: Incremental, every: str, wishes: Wishes, *, full_first: bool) -> NoReturn:
     from holdfast.audit import continuous, metrics
     from holdfast.audit.model import Verdict
     from holdfast.pipeline.definition.units import parse_duration_ms
 
-    assert wishes.every is not None
     try:
-        every_s = parse_duration_ms(wishes.every) / 1000
+        every_s = parse_duration_ms(every) / 1000
     except ValueError as error:
         raise UsageError(f"--every: {error}") from error
-    audits = _incremental(auditor, wishes)
     stop_when_unread()
 
     def tell(report: Report) -> None:
@@ -259,13 +239,13 @@ def _again_and_again(auditor: Auditor, wishes: Wishes) -> None:
         sys.stdout.flush()
 
     with ExitStack() as stack:
-        numbers = metrics.AuditMetrics(auditor.subject)
-        if wishes.metrics is not None:
-            host, port = metrics.parse_address(wishes.metrics)
+        numbers = metrics.AuditMetrics(audits.auditor.subject)
+        if wishes.metrics_port is not None:
+            host, port = metrics.parse_address(wishes.metrics_port)
             taken = stack.enter_context(metrics.served(numbers, host, port))
             complain(f"metrics at http://{host}:{taken}/metrics")
         watch = continuous.Watch(audits, every_s, numbers, _wait, tell, complain)
-        newest = watch.run(full_first=wishes.full)
+        newest = watch.run(full_first=full_first)
     raise Exit(ExitCode.FINE if newest is None else newest.exit_code)
 
 

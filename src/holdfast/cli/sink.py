@@ -8,8 +8,7 @@ import typer
 
 from holdfast.cli.exits import CannotConnect
 from holdfast.cli.options import CommandGroup, examples, option
-from holdfast.client.database.migrations import NEWEST
-from holdfast.client.database.store import DatabaseUnreachable, open_database
+from holdfast.client.database.store import NEWEST, DatabaseUnreachable, open_database
 
 app = CommandGroup(
     no_args_is_help=True,

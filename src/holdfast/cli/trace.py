@@ -188,8 +188,8 @@ def _show(lives: list[Life], output: Output) -> None:
     if output is Output.JSON:
         print_json([life.as_json() for life in lives] if len(lives) != 1 else lives[0].as_json())
         return
+    from holdfast.audit.lives import events
     from holdfast.audit.text import plain
-    from holdfast.audit.trace_text import events
 
     for number, life in enumerate(lives):
         if number:

@@ -9,46 +9,62 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from holdfast.client.aio import AsyncDelivery, AsyncProducer
-    from holdfast.client.app import App
-    from holdfast.client.changelog import StateLost
-    from holdfast.client.consumer import Consumer, HandlerFailed
-    from holdfast.client.consuming.assignment import PositionLost, UnreadableMessages
-    from holdfast.client.consuming.positions import PositionsNotCommitted
-    from holdfast.client.database.sink import DatabaseSink
-    from holdfast.client.database.store import DatabaseUnreachable, SchemaMissing, TransactionEnded
-    from holdfast.client.dedupe import Dedupe
-    from holdfast.client.delivery import Delivered, Delivery
-    from holdfast.client.errors import (
-        ClientError,
-        DeliveryFailed,
-        DeliveryStopped,
-        ForkedProducer,
-        NotStored,
-        ProducerClosed,
-        SendTimeout,
-        UndeliveredMessages,
-        UnsafeSetting,
-    )
-    from holdfast.client.messages import DeadLetter, Message, Origin, Retry
-    from holdfast.client.processor import Output, Processor, ProcessorFenced
-    from holdfast.client.producer import FlushReport, Producer
-    from holdfast.client.retries import NO_RETRIES, RetryPolicy
-    from holdfast.client.retry_topics import RetryTopics
-    from holdfast.client.serializers import as_bytes, as_json, as_text, with_schema
-    from holdfast.client.side_topics import SideTopicMissing, TooLargeToSetAside
-    from holdfast.client.spool.store import SpoolFull
-    from holdfast.client.state import State, StatefulProcessor
-    from holdfast.client.topic_ids import TopicRecreated
-    from holdfast.client.wrapped import WrappedProducer, wrap
+    from holdfast.client.aio import AsyncDelivery as AsyncDelivery
+    from holdfast.client.aio import AsyncProducer as AsyncProducer
+    from holdfast.client.changelog import StateLost as StateLost
+    from holdfast.client.consumer import App as App
+    from holdfast.client.consumer import Consumer as Consumer
+    from holdfast.client.consuming.assignment import CommittedOffsetLost as CommittedOffsetLost
+    from holdfast.client.consuming.assignment import UnreadableMessages as UnreadableMessages
+    from holdfast.client.consuming.commits import OffsetsNotCommitted as OffsetsNotCommitted
+    from holdfast.client.database.sink import DatabaseSink as DatabaseSink
+    from holdfast.client.database.store import DatabaseUnreachable as DatabaseUnreachable
+    from holdfast.client.database.store import SchemaMissing as SchemaMissing
+    from holdfast.client.database.store import TransactionEnded as TransactionEnded
+    from holdfast.client.dedupe import Dedupe as Dedupe
+    from holdfast.client.delivery import Delivered as Delivered
+    from holdfast.client.delivery import Delivery as Delivery
+    from holdfast.client.errors import ClientError as ClientError
+    from holdfast.client.errors import DeliveryFailed as DeliveryFailed
+    from holdfast.client.errors import DeliveryStopped as DeliveryStopped
+    from holdfast.client.errors import ForkedProducer as ForkedProducer
+    from holdfast.client.errors import HandlerFailed as HandlerFailed
+    from holdfast.client.errors import NotStored as NotStored
+    from holdfast.client.errors import ProducerClosed as ProducerClosed
+    from holdfast.client.errors import SendTimeout as SendTimeout
+    from holdfast.client.errors import UndeliveredMessages as UndeliveredMessages
+    from holdfast.client.errors import UnsafeSetting as UnsafeSetting
+    from holdfast.client.messages import DeadLetter as DeadLetter
+    from holdfast.client.messages import Message as Message
+    from holdfast.client.messages import Origin as Origin
+    from holdfast.client.messages import Retry as Retry
+    from holdfast.client.processor import Output as Output
+    from holdfast.client.processor import Processor as Processor
+    from holdfast.client.processor import ProcessorFenced as ProcessorFenced
+    from holdfast.client.producer import FlushReport as FlushReport
+    from holdfast.client.producer import Producer as Producer
+    from holdfast.client.retries import NO_RETRIES as NO_RETRIES
+    from holdfast.client.retries import RetryPolicy as RetryPolicy
+    from holdfast.client.retries import RetryTopics as RetryTopics
+    from holdfast.client.serializers import as_bytes as as_bytes
+    from holdfast.client.serializers import as_json as as_json
+    from holdfast.client.serializers import as_text as as_text
+    from holdfast.client.serializers import with_schema as with_schema
+    from holdfast.client.side_topics import SideTopicMissing as SideTopicMissing
+    from holdfast.client.side_topics import TooLargeToSetAside as TooLargeToSetAside
+    from holdfast.client.spool.store import SpoolFull as SpoolFull
+    from holdfast.client.state import State as State
+    from holdfast.client.state import StatefulProcessor as StatefulProcessor
+    from holdfast.client.topic_ids import TopicRecreated as TopicRecreated
+    from holdfast.client.wrapped import WrappedProducer as WrappedProducer
+    from holdfast.client.wrapped import wrap as wrap
 
 _PLACES: Final = {
     "aio": ("AsyncDelivery", "AsyncProducer"),
-    "app": ("App",),
     "changelog": ("StateLost",),
-    "consumer": ("Consumer", "HandlerFailed"),
-    "consuming.assignment": ("PositionLost", "UnreadableMessages"),
-    "consuming.positions": ("PositionsNotCommitted",),
+    "consumer": ("App", "Consumer"),
+    "consuming.assignment": ("CommittedOffsetLost", "UnreadableMessages"),
+    "consuming.commits": ("OffsetsNotCommitted",),
     "dedupe": ("Dedupe",),
     "database.sink": ("DatabaseSink",),
     "database.store": ("DatabaseUnreachable", "SchemaMissing", "TransactionEnded"),
@@ -59,6 +75,7 @@ _PLACES: Final = {
         "DeliveryStopped",
         "NotStored",
         "ForkedProducer",
+        "HandlerFailed",
         "ProducerClosed",
         "SendTimeout",
         "UndeliveredMessages",
@@ -67,8 +84,7 @@ _PLACES: Final = {
     "messages": ("DeadLetter", "Message", "Origin", "Retry"),
     "processor": ("Output", "Processor", "ProcessorFenced"),
     "producer": ("FlushReport", "Producer"),
-    "retries": ("NO_RETRIES", "RetryPolicy"),
-    "retry_topics": ("RetryTopics",),
+    "retries": ("NO_RETRIES", "RetryPolicy", "RetryTopics"),
     "serializers": ("as_bytes", "as_json", "as_text", "with_schema"),
     "side_topics": ("SideTopicMissing", "TooLargeToSetAside"),
     "state": ("State", "StatefulProcessor"),
@@ -78,57 +94,7 @@ _PLACES: Final = {
 }
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
 
-__all__ = [
-    "NO_RETRIES",
-    "App",
-    "AsyncDelivery",
-    "AsyncProducer",
-    "ClientError",
-    "Consumer",
-    "DatabaseSink",
-    "DatabaseUnreachable",
-    "DeadLetter",
-    "Dedupe",
-    "Delivered",
-    "Delivery",
-    "DeliveryFailed",
-    "DeliveryStopped",
-    "FlushReport",
-    "ForkedProducer",
-    "HandlerFailed",
-    "Message",
-    "NotStored",
-    "Origin",
-    "Output",
-    "PositionLost",
-    "PositionsNotCommitted",
-    "Processor",
-    "ProcessorFenced",
-    "Producer",
-    "ProducerClosed",
-    "Retry",
-    "RetryPolicy",
-    "RetryTopics",
-    "SchemaMissing",
-    "SendTimeout",
-    "SideTopicMissing",
-    "SpoolFull",
-    "State",
-    "StateLost",
-    "StatefulProcessor",
-    "TooLargeToSetAside",
-    "TopicRecreated",
-    "TransactionEnded",
-    "UndeliveredMessages",
-    "UnreadableMessages",
-    "UnsafeSetting",
-    "WrappedProducer",
-    "as_bytes",
-    "as_json",
-    "as_text",
-    "with_schema",
-    "wrap",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -313,6 +313,16 @@ class AsyncProducer:
         seen = Seen([*named, *behind.named], len(named) + behind.total, tell)
         return FlushReport(report.delivered, seen, report.under_way + len(self._line))
 
+    @property
+    def set_aside(self) -> int:
+        """See `Producer.set_aside`."""
+        return 0 if self._producer is None else self._producer.set_aside
+
+    @property
+    def waiting(self) -> list[str]:
+        """See `Producer.waiting`."""
+        return [] if self._producer is None else self._producer.waiting
+
     # Messages without room
 
     def _stand_in_line(self, delivery: AsyncDelivery, arguments: tuple[Any, ...]) -> None:

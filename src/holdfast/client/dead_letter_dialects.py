@@ -14,7 +14,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, get_args
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 Dialect: TypeAlias = Literal["holdfast", "streams", "connect", "spring"]
 Header: TypeAlias = tuple[str, bytes | None]
@@ -72,9 +73,9 @@ class Failure:
         return replace(
             self,
             stack=None,
-            error=_or_none(self.error, lambda text: _cut(text, SHORT_BYTES_MAX)),
-            message=_or_none(self.message, lambda text: _cut(text, SHORT_BYTES_MAX)),
-            reason=_or_none(self.reason, lambda text: _cut(text, SHORT_BYTES_MAX)),
+            error=self.error and _cut(self.error, SHORT_BYTES_MAX),
+            message=self.message and _cut(self.message, SHORT_BYTES_MAX),
+            reason=self.reason and _cut(self.reason, SHORT_BYTES_MAX),
         )
 
 
@@ -89,6 +90,107 @@ def stack_of(error: BaseException) -> str:
     return _cut_front("".join(traceback.format_exception(error)), STACK_BYTES_MAX)
 
 
+# The fields of each dialect, in the order in which they are written
+
+
+class _Kind(NamedTuple):
+    """How a value is read and written."""
+
+    read: Callable[[bytes | None], Any]
+    write: Callable[[Any], bytes | None]
+
+
+_Field: TypeAlias = tuple[str, str, _Kind]
+"""The name of a header behind the dialect's prefix, the attribute of a `Failure`, and the kind of its value."""
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else bytes(value).decode("utf-8", "replace")
+
+
+def _number(value: bytes | None) -> int | None:
+    """Decimal digits; Python's `int` takes more than numbers."""
+    if value is None or len(value) > 20 or not value.removeprefix(b"-").isdigit():
+        return None
+    return int(value)
+
+
+def _integer(value: bytes | None) -> int | None:
+    return int.from_bytes(value, "big", signed=True) if value is not None and len(value) in (4, 8) else None
+
+
+def _big_endian(size: int, number: int) -> bytes | None:
+    if not -(1 << (8 * size - 1)) <= number < 1 << (8 * size - 1):
+        return None
+    return number.to_bytes(size, "big", signed=True)
+
+
+def _cut(text: str, limit: int) -> str:
+    data = text.encode("utf-8", "replace")
+    return text if len(data) <= limit else data[:limit].decode("utf-8", "ignore")
+
+
+def _cut_front(text: str, limit: int) -> str:
+    data = text.encode("utf-8", "replace")
+    return text if len(data) <= limit else data[-limit:].decode("utf-8", "ignore")
+
+
+_TEXT: Final = _Kind(_text, lambda text: _cut(text, TEXT_BYTES_MAX).encode("utf-8", "replace"))
+_STACK: Final = _Kind(_text, lambda text: _cut_front(text, STACK_BYTES_MAX).encode("utf-8", "replace"))
+_DECIMAL: Final = _Kind(_number, lambda number: b"%d" % number)
+_INT32: Final = _Kind(_integer, partial(_big_endian, 4))
+_INT64: Final = _Kind(_integer, partial(_big_endian, 8))
+
+_FIELDS: Final[Mapping[Dialect, tuple[_Field, ...]]] = {
+    "holdfast": (
+        ("topic", "topic", _TEXT),
+        ("partition", "partition", _DECIMAL),
+        ("offset", "offset", _DECIMAL),
+        ("timestamp", "timestamp_ms", _DECIMAL),
+        ("group", "group", _TEXT),
+        ("error", "error", _TEXT),
+        ("message", "message", _TEXT),
+        ("reason", "reason", _TEXT),
+        ("stack", "stack", _STACK),
+        ("attempts", "attempts", _DECIMAL),
+        ("time", "failed_ms", _DECIMAL),
+    ),
+    "streams": (
+        ("exception", "error", _TEXT),
+        ("message", "message", _TEXT),
+        ("stacktrace", "stack", _STACK),
+        ("topic", "topic", _TEXT),
+        ("partition", "partition", _DECIMAL),
+        ("offset", "offset", _DECIMAL),
+    ),
+    "connect": (
+        ("topic", "topic", _TEXT),
+        ("partition", "partition", _DECIMAL),
+        ("offset", "offset", _DECIMAL),
+        ("connector.name", "group", _TEXT),
+        ("stage", "reason", _TEXT),
+        ("exception.class.name", "error", _TEXT),
+        ("exception.message", "message", _TEXT),
+        ("exception.stacktrace", "stack", _STACK),
+    ),
+    "spring": (
+        ("original-topic", "topic", _TEXT),
+        ("original-partition", "partition", _INT32),
+        ("original-offset", "offset", _INT64),
+        ("original-timestamp", "timestamp_ms", _INT64),
+        ("original-consumer-group", "group", _TEXT),
+        ("exception-fqcn", "error", _TEXT),
+        ("exception-message", "message", _TEXT),
+        ("exception-stacktrace", "stack", _STACK),
+        (SPRING_ATTEMPTS, "attempts", _INT32),
+    ),
+}
+_SPRING_OTHERS: Final = frozenset(
+    (SPRING_ATTEMPTS, "retry_topic-original-timestamp", "retry_topic-backoff-timestamp")
+)
+"""Headers of Spring Kafka that stand outside of its prefix."""
+
+
 # Reading
 
 
@@ -96,12 +198,22 @@ def read_failure(headers: Iterable[Header]) -> Failure | None:
     """What the headers of a dead letter say, or None when they say nothing in any dialect."""
     all_headers = tuple(headers)
     for dialect in DIALECTS:
-        own = _last_set(all_headers) if dialect == "holdfast" else all_headers
+        own = dict(_last_set(all_headers) if dialect == "holdfast" else all_headers)
         prefix = PREFIXES[dialect]
-        fields = {name[len(prefix) :]: value for name, value in own if name.startswith(prefix)}
-        if fields:
-            return _READERS[dialect](fields, dict(all_headers))
+        if not any(name.startswith(prefix) for name in own):
+            continue
+        found = {field: kind.read(own.get(_header(dialect, name))) for name, field, kind in _FIELDS[dialect]}
+        if dialect == "spring":
+            # The outer class is Spring's own wrapper; what went wrong is its cause.
+            found["error"] = _text(own.get(f"{prefix}exception-cause-fqcn")) or found["error"]
+        if dialect == "holdfast":
+            found["error"] = found["error"] or None
+        return Failure(**found, dialect=dialect)
     return None
+
+
+def _header(dialect: Dialect, name: str) -> str:
+    return name if name in _SPRING_OTHERS else PREFIXES[dialect] + name
 
 
 def without_failure(headers: Iterable[Header], dialect: Dialect) -> Headers:
@@ -127,202 +239,19 @@ def _last_set(headers: Headers) -> Headers:
     return headers
 
 
-_Fields: TypeAlias = Mapping[str, bytes | None]
-
-
-def _read_ours(fields: _Fields, headers: _Fields) -> Failure:
-    return Failure(
-        topic=_text(fields.get("topic")),
-        partition=_number(fields.get("partition")),
-        offset=_number(fields.get("offset")),
-        timestamp_ms=_number(fields.get("timestamp")),
-        group=_text(fields.get("group")),
-        error=_text(fields.get("error")) or None,
-        message=_text(fields.get("message")),
-        reason=_text(fields.get("reason")),
-        stack=_text(fields.get("stack")),
-        attempts=_number(fields.get("attempts")),
-        failed_ms=_number(fields.get("time")),
-    )
-
-
-def _read_streams(fields: _Fields, headers: _Fields) -> Failure:
-    return Failure(
-        topic=_text(fields.get("topic")),
-        partition=_number(fields.get("partition")),
-        offset=_number(fields.get("offset")),
-        error=_text(fields.get("exception")),
-        message=_text(fields.get("message")),
-        stack=_text(fields.get("stacktrace")),
-        dialect="streams",
-    )
-
-
-def _read_connect(fields: _Fields, headers: _Fields) -> Failure:
-    return Failure(
-        topic=_text(fields.get("topic")),
-        partition=_number(fields.get("partition")),
-        offset=_number(fields.get("offset")),
-        group=_text(fields.get("connector.name")),
-        error=_text(fields.get("exception.class.name")),
-        message=_text(fields.get("exception.message")),
-        reason=_text(fields.get("stage")),
-        stack=_text(fields.get("exception.stacktrace")),
-        dialect="connect",
-    )
-
-
-def _read_spring(fields: _Fields, headers: _Fields) -> Failure:
-    # The outer class is Spring's own wrapper; what went wrong is its cause.
-    return Failure(
-        topic=_text(fields.get("original-topic")),
-        partition=_integer(fields.get("original-partition")),
-        offset=_integer(fields.get("original-offset")),
-        timestamp_ms=_integer(fields.get("original-timestamp")),
-        group=_text(fields.get("original-consumer-group")),
-        error=_text(fields.get("exception-cause-fqcn")) or _text(fields.get("exception-fqcn")),
-        message=_text(fields.get("exception-message")),
-        stack=_text(fields.get("exception-stacktrace")),
-        attempts=_integer(headers.get(SPRING_ATTEMPTS)),
-        dialect="spring",
-    )
-
-
-_READERS: Final[Mapping[Dialect, Callable[[_Fields, _Fields], Failure]]] = {
-    "holdfast": _read_ours,
-    "streams": _read_streams,
-    "connect": _read_connect,
-    "spring": _read_spring,
-}
-_SPRING_OTHERS: Final = frozenset(
-    (SPRING_ATTEMPTS, "retry_topic-original-timestamp", "retry_topic-backoff-timestamp")
-)
-
-
 # Writing
 
 
 def failure_headers(failure: Failure, dialect: Dialect = "holdfast") -> Headers:
     """The headers that tell of a failure; what is not known is left out, what the dialect has no word for, too."""
-    written = _WRITERS[dialect](failure)
-    prefix = PREFIXES[dialect]
-    return tuple(
-        (name if name in _SPRING_OTHERS else prefix + name, value)
-        for name, value in written
-        if value is not None
+    if dialect == "holdfast" and failure.topic is None:
+        failure = replace(failure, topic="")
+    written = (
+        (_header(dialect, name), kind.write(value))
+        for name, field, kind in _FIELDS[dialect]
+        if (value := getattr(failure, field)) is not None
     )
-
-
-def _write_ours(failure: Failure) -> list[Header]:
-    return [
-        ("topic", _bytes(failure.topic or "")),
-        ("partition", _decimal(failure.partition)),
-        ("offset", _decimal(failure.offset)),
-        ("timestamp", _decimal(failure.timestamp_ms)),
-        ("group", _bytes(failure.group)),
-        ("error", _bytes(failure.error)),
-        ("message", _bytes(failure.message)),
-        ("reason", _bytes(failure.reason)),
-        ("stack", _stack(failure.stack)),
-        ("attempts", _decimal(failure.attempts)),
-        ("time", _decimal(failure.failed_ms)),
-    ]
-
-
-def _write_streams(failure: Failure) -> list[Header]:
-    return [
-        ("exception", _bytes(failure.error)),
-        ("message", _bytes(failure.message)),
-        ("stacktrace", _stack(failure.stack)),
-        ("topic", _bytes(failure.topic)),
-        ("partition", _decimal(failure.partition)),
-        ("offset", _decimal(failure.offset)),
-    ]
-
-
-def _write_connect(failure: Failure) -> list[Header]:
-    return [
-        ("topic", _bytes(failure.topic)),
-        ("partition", _decimal(failure.partition)),
-        ("offset", _decimal(failure.offset)),
-        ("connector.name", _bytes(failure.group)),
-        ("stage", _bytes(failure.reason)),
-        ("exception.class.name", _bytes(failure.error)),
-        ("exception.message", _bytes(failure.message)),
-        ("exception.stacktrace", _stack(failure.stack)),
-    ]
-
-
-def _write_spring(failure: Failure) -> list[Header]:
-    return [
-        ("original-topic", _bytes(failure.topic)),
-        ("original-partition", _big_endian(failure.partition, 4)),
-        ("original-offset", _big_endian(failure.offset, 8)),
-        ("original-timestamp", _big_endian(failure.timestamp_ms, 8)),
-        ("original-consumer-group", _bytes(failure.group)),
-        ("exception-fqcn", _bytes(failure.error)),
-        ("exception-message", _bytes(failure.message)),
-        ("exception-stacktrace", _stack(failure.stack)),
-        (SPRING_ATTEMPTS, _big_endian(failure.attempts, 4)),
-    ]
-
-
-_WRITERS: Final[Mapping[Dialect, Callable[[Failure], list[Header]]]] = {
-    "holdfast": _write_ours,
-    "streams": _write_streams,
-    "connect": _write_connect,
-    "spring": _write_spring,
-}
-
-
-# Values
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else bytes(value).decode("utf-8", "replace")
-
-
-def _number(value: bytes | None) -> int | None:
-    """Decimal digits; Python's `int` takes more than numbers."""
-    if value is None or len(value) > 20 or not value.removeprefix(b"-").isdigit():
-        return None
-    return int(value)
-
-
-def _integer(value: bytes | None) -> int | None:
-    return int.from_bytes(value, "big", signed=True) if value is not None and len(value) in (4, 8) else None
-
-
-def _bytes(text: str | None, limit: int = TEXT_BYTES_MAX) -> bytes | None:
-    return None if text is None else _cut(text, limit).encode("utf-8", "replace")
-
-
-def _stack(text: str | None) -> bytes | None:
-    return None if text is None else _cut_front(text, STACK_BYTES_MAX).encode("utf-8", "replace")
-
-
-def _decimal(number: int | None) -> bytes | None:
-    return None if number is None else b"%d" % number
-
-
-def _big_endian(number: int | None, size: int) -> bytes | None:
-    if number is None or not -(1 << (8 * size - 1)) <= number < 1 << (8 * size - 1):
-        return None
-    return number.to_bytes(size, "big", signed=True)
-
-
-def _cut(text: str, limit: int) -> str:
-    data = text.encode("utf-8", "replace")
-    return text if len(data) <= limit else data[:limit].decode("utf-8", "ignore")
-
-
-def _cut_front(text: str, limit: int) -> str:
-    data = text.encode("utf-8", "replace")
-    return text if len(data) <= limit else data[-limit:].decode("utf-8", "ignore")
-
-
-def _or_none(text: str | None, change: Callable[[str], str]) -> str | None:
-    return None if text is None else change(text)
+    return tuple(each for each in written if each[1] is not None)
 
 
 def _or_mark(number: int | None) -> str:

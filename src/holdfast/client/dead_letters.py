@@ -11,8 +11,7 @@ key, value and headers do not fit is refused with the setting that would let it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from holdfast.client.dead_letter_dialects import (
     Dialect,
@@ -23,50 +22,31 @@ from holdfast.client.dead_letter_dialects import (
     stack_of,
 )
 from holdfast.client.errors import DeliveryFailed
-from holdfast.client.handlers import text_of
-from holdfast.client.messages import DeadLetter, Message, away_from_home
-from holdfast.client.retry_history import History, without_history
+from holdfast.client.messages import DeadLetter, Message, away_from_home, text_of
+from holdfast.client.retries import History, without_history
 from holdfast.client.side_topics import TOO_LARGE, Sends, SideTopics, send_smaller
 from holdfast.client.transactional import Output
 
 
-class DeadLetters:
-    def __init__(
-        self,
-        bootstrap: str,
-        group: str,
-        consumer_settings: Mapping[str, Any],
-        *,
-        dialect: Dialect = "holdfast",
-        create: bool = False,
-        topics: Sends | None = None,
-    ) -> None:
-        """`create` allows missing dead-letter topics to be made; `dialect` chooses whose headers are written."""
-        self._group = group
-        self._dialect: Dialect = dialect
-        self._topics = topics or SideTopics(bootstrap, consumer_settings, create=create)
+def dead_letters_of(topic: str) -> str:
+    return f"{topic}-dlt"
 
-    def add(
-        self,
-        topic: str,
-        message: Message,
-        reason: str,
-        error: BaseException | None,
-        attempts: int,
-        history: History | None = None,
-    ) -> None:
-        """Set a message aside; returns when the broker has it, raises when it cannot."""
-        failure = failure_of(message, self._group, reason, error, attempts, history)
-        send_smaller(
-            self._topics,
-            topic,
-            message,
-            headers_of(message, failure, self._dialect),
-            source=failure.topic or message.topic,
-        )
 
-    def close(self) -> None:
-        self._topics.close()
+def add_dead_letter(
+    topics: Sends,
+    group: str,
+    topic: str,
+    message: Message,
+    reason: str,
+    error: BaseException | None,
+    attempts: int,
+    history: History | None = None,
+    dialect: Dialect = "holdfast",
+) -> None:
+    """Set a message aside, with headers of a dialect; returns when the broker has it, raises when it cannot."""
+    failure = failure_of(message, group, reason, error, attempts, history)
+    headers = headers_of(message, failure, dialect)
+    send_smaller(topics, topic, message, headers, source=failure.topic or message.topic)
 
 
 class OutputLetters:

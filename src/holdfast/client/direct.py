@@ -24,8 +24,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as RawProducer
 
-from holdfast.client.bell import Bell
-from holdfast.client.delivery import Delivery, Failures, Seen, Waiting
+from holdfast.client.delivery import Bell, Delivery, Failures, Seen, Waiting
 from holdfast.client.errors import (
     ClientError,
     DeliveryFailed,

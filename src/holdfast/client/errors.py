@@ -8,7 +8,8 @@
     ├── NotStored              the spool did not take the message; the reason is its cause
     ├── DeliveryStopped        a spool is not delivered any more; what it holds is safe, and waits for a new producer
     ├── ForkedProducer         a producer was used in a child of the process that made it
-    └── ProducerClosed         the producer was closed before the call
+    ├── ProducerClosed         the producer was closed before the call
+    └── HandlerFailed          a message could not be handled, and its consumer was told to stop there
 
 The spool's own errors (`SpoolFull`, `SpoolFailed`, `DamagedSpool`) are `StorageError`s.
 """
@@ -64,6 +65,10 @@ class DeliveryFailed(ClientError):
         """Whether no attempt can ever succeed: too large, not authorised, no such topic."""
         self.topic = topic
         self.partition = partition
+
+
+class HandlerFailed(ClientError):
+    """A message could not be handled, and the policy says to stop. No offset behind it was committed."""
 
 
 class Undelivered(NamedTuple):

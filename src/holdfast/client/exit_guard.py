@@ -23,8 +23,8 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 from holdfast.client.errors import UndeliveredMessages
-from holdfast.client.handlers import described
-from holdfast.client.signals import say
+from holdfast.client.messages import described
+from holdfast.client.process import say
 
 EXIT_UNDELIVERED: Final = 70
 LAST_CHANCE_SECONDS = 10.0

@@ -19,7 +19,6 @@ up on becomes a dead letter in the very transaction that moves the position past
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,29 +28,31 @@ from typing import Any, Final, TypeAlias
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from holdfast.client.consuming.assignment import Assignment, LostPositions, messages
-from holdfast.client.consuming.handling import HandlerFailed
-from holdfast.client.consuming.member import dead_letters_of
-from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory
-from holdfast.client.consuming.seeking import is_member, seek
-from holdfast.client.consuming.subscription import Source
+from holdfast.client.consuming.assignment import Assignment, LostOffsets, Source, is_member, messages, seek
+from holdfast.client.consuming.memory import MEMORY_TOPIC, group_memory
 from holdfast.client.dead_letter_dialects import Dialect
-from holdfast.client.dead_letters import OutputLetters
-from holdfast.client.errors import DeliveryFailed
+from holdfast.client.dead_letters import OutputLetters, dead_letters_of
+from holdfast.client.errors import DeliveryFailed, HandlerFailed
 from holdfast.client.failures import Failures
-from holdfast.client.forks import check_idle, ending_in_child
-from holdfast.client.handlers import check_handler, check_outcome, described
-from holdfast.client.messages import DeadLetter, Message, Origin, Retry, from_raw
+from holdfast.client.messages import (
+    DeadLetter,
+    Message,
+    Origin,
+    Retry,
+    check_handler,
+    check_outcome,
+    described,
+    from_raw,
+)
+from holdfast.client.process import Runs, ending_in_child, say, stopping_on_signals
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import (
     SESSION_TIMEOUT_MS,
     consumer_settings,
-    is_incremental,
     producer_settings,
     shared_settings,
 )
 from holdfast.client.side_topics import TOO_LARGE, SideTopics, TooLargeToSetAside
-from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.transactional import (
     Output,
@@ -75,7 +76,7 @@ Outcome: TypeAlias = Iterable[Output] | Retry | DeadLetter | None
 Transform: TypeAlias = Callable[[Message], Outcome]
 
 
-class Processor:
+class Processor(Runs):
     def __init__(
         self,
         bootstrap: str,
@@ -88,29 +89,26 @@ class Processor:
         dead_letter_topic: Callable[[str], str] = dead_letters_of,
         dead_letter_dialect: Dialect = "holdfast",
         create_topics: bool = False,
-        lost_positions: LostPositions = "stop",
+        lost_offsets: LostOffsets = "stop",
         memory_topic: str | None = MEMORY_TOPIC,
         config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
-        consumer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
     ) -> None:
         """A transaction ends after `commit_seconds` or `commit_messages`, whichever comes first.
 
         Without `retry` an exception of the transform stops the processor; the arguments beside it are those of
         `Consumer`. `config` are settings of its consumer; those that say how to reach the brokers, such as `sasl.` and
-        `ssl.`, hold for its producer too, which gets `producer_config` besides. `consumer_config` is an older name
-        of `config`.
+        `ssl.`, hold for its producer too, which gets `producer_config` besides.
         """
-        if config is not None and consumer_config is not None:
-            raise UsageError("config and consumer_config are one argument with two names: give config alone")
-        config = dict(config or consumer_config or {})
+        super().__init__("processor")
+        config = dict(config or {})
         if not topics:
             raise UsageError("a processor needs a topic")
         self._topics = list(topics)
         self._commit_seconds = commit_seconds
         self._commit_messages = commit_messages
-        self._lost_positions = lost_positions
+        self._lost_offsets: LostOffsets = lost_offsets
         self._memory_topic = memory_topic
         self._retry = retry
         self._bootstrap, self._group = bootstrap, group
@@ -135,14 +133,7 @@ class Processor:
                 f"commit_seconds={commit_seconds} must be at most half of transaction.timeout.ms="
                 f"{given['transaction.timeout.ms']}: the broker would take transactions back while they are used"
             )
-        self._is_stopping = False
-        self._running_in: int | None = None
-        """The process of the run that goes on."""
         self._running: _Running | None = None
-
-    def stop(self) -> None:
-        """End `run` cleanly, with the open transaction committed; safe from any thread and from signal handlers."""
-        self._is_stopping = True
 
     @property
     def committed(self) -> int:
@@ -156,19 +147,10 @@ class Processor:
 
     def _run(self, transform: Transform, participant: TransactionParticipant | None) -> None:
         check_handler(transform, iterates=True)
-        check_idle(self._running_in, "processor")
-        self._running_in = os.getpid()
-        try:
+        with self._one_run():
             running = self._running = _Running(self, transform, participant)
             with stopping_on_signals(self.stop):
                 running.run()
-        finally:
-            self._running_in = None
-            self._is_stopping = False
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._is_stopping
 
 
 def made(outcome: Outcome) -> list[Output]:
@@ -192,13 +174,10 @@ class _Running:
         self._participant = participant
         settings = processor._consumer_settings
         self._consumer = RawConsumer(settings)
-        topic = processor._memory_topic
-        self._memory = None if topic is None else GroupMemory(processor._group, settings, say, topic)
+        self._memory = group_memory(processor._memory_topic, processor._group, settings)
         self._assignment = Assignment(
             self._consumer,
-            processor._lost_positions,
-            is_incremental=is_incremental(settings),
-            say=say,
+            processor._lost_offsets,
             memory=self._memory,
             settings=settings,
             sources=[Source(processor._topics, processor._dead_letter_topic)],

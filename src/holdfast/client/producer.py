@@ -14,10 +14,11 @@ stored is safe, so leaving the `with` block waits for it a bounded time, and say
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivery, Seen
@@ -32,11 +33,15 @@ from holdfast.client.errors import (
 )
 from holdfast.client.messages import forwarded
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
+from holdfast.client.process import say
 from holdfast.client.serializers import Serializer, as_bytes
 from holdfast.client.settings import SPOOL_BOUND, producer_settings, spool_bound, spool_settings
-from holdfast.client.signals import say
 from holdfast.client.spool.format import Headers
 from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.client.direct import DirectSender
+    from holdfast.client.spool.sender import SpooledSender
 
 Guarantee: TypeAlias = Literal["at-least-once", "exactly-once"]
 GUARANTEES: Final = ("at-least-once", "exactly-once")
@@ -84,60 +89,28 @@ class FlushReport:
         return not self.refused_count and not self.under_way
 
 
-class Sender(Protocol):
-    """How messages leave: straight to the broker, or through the spool."""
+class EndsWithItsBlock(ABC):
+    """What leaving a `with` block closes."""
 
-    def send(
-        self,
-        topic: str,
-        partition: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        timestamp_ms: int,
-        timeout: float,
-    ) -> Delivery: ...
+    @abstractmethod
+    def close(self, timeout: float | None = None) -> object:
+        """End; raises for what is left behind."""
 
-    @property
-    def delivered(self) -> int: ...
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def left(self) -> int:
-        """How many messages are neither delivered nor refused."""
-        ...
-
-    @property
-    def set_aside(self) -> int:
-        """How many messages a spool keeps that were refused."""
-        ...
-
-    @property
-    def waiting(self) -> list[str]:
-        """Why stored messages wait although brokers answer."""
-        ...
-
-    def seen_refused(self) -> Seen:
-        """What failed for good and nobody was told of."""
-        ...
-
-    def flush(self, timeout: float | None) -> int:
-        """Wait; returns how many messages are neither delivered nor refused."""
-        ...
-
-    def close(self) -> LeftBehind:
-        """End, and say what was left; the same when it is called again."""
-        ...
-
-    def check_thread(self) -> None:
-        """Refuse what a delivery callback cannot do; see `Waiting.check_thread`."""
-        ...
-
-    def orphan(self, why: ClientError) -> None:
-        """In a forked child, which has none of the threads: whoever waits is told why it cannot."""
-        ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except ClientError as left_behind:
+            if error is None:
+                raise
+            note_left_behind(error, left_behind)
 
 
-class Producer:
+class Producer(EndsWithItsBlock):
     def __init__(
         self,
         bootstrap: str,
@@ -178,7 +151,7 @@ class Producer:
                 'transactional.id: a producer with delivery="exactly-once" has one of its own, and a `Processor` too'
             )
         spool_max_bytes = spool_bound(given.pop(SPOOL_BOUND, spool_max_bytes))
-        self._sender: Sender = (
+        self._sender: DirectSender | SpooledSender = (
             _direct_sender(bootstrap, given, unsafe)
             if spool is None
             else _spooled_sender(bootstrap, str(spool), delivery, given, unsafe, spool_max_bytes)
@@ -303,19 +276,6 @@ class Producer:
         self._hand_over = _refuse_in_child
         self._sender.orphan(USED_IN_CHILD)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except ClientError as left_behind:
-            if error is None:
-                raise
-            note_left_behind(error, left_behind)
-
 
 def note_left_behind(error: BaseException, left_behind: ClientError) -> None:
     """The error that ended a block goes on; what it left behind is said with it, and nobody may come to see that."""
@@ -337,7 +297,7 @@ def _refuse_in_child(topic: str, *message: object) -> Delivery:
     raise USED_IN_CHILD
 
 
-def _direct_sender(bootstrap: str, config: Mapping[str, Any], unsafe: Collection[str]) -> Sender:
+def _direct_sender(bootstrap: str, config: Mapping[str, Any], unsafe: Collection[str]) -> DirectSender:
     from holdfast.client.direct import DirectSender
 
     return DirectSender(producer_settings(bootstrap, config, unsafe))
@@ -350,7 +310,7 @@ def _spooled_sender(
     config: Mapping[str, Any],
     unsafe: Collection[str],
     max_bytes: int,
-) -> Sender:
+) -> SpooledSender:
     from holdfast.client.spool.sender import SpooledSender
     from holdfast.real import RealFileSystem, RealRandomness
 

@@ -48,6 +48,7 @@ _SHARED: Final = (
     "security.",
     "sasl.",
     "ssl.",
+    "enable.ssl.certificate.verification",
     "socket.",
     "client.",
     "broker.",

@@ -22,21 +22,11 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from holdfast.client.dead_letter_dialects import Headers
 from holdfast.client.errors import ClientError, DeliveryFailed, UndeliveredMessages
 from holdfast.client.messages import Message
+from holdfast.client.process import say
 from holdfast.client.producer import NO_TIMESTAMP, SEND_TIMEOUT_SECONDS, Producer
-from holdfast.client.settings import INFINITE, admin_settings
-from holdfast.client.signals import say
+from holdfast.client.settings import INFINITE, admin_settings, shared_settings
 from holdfast.errors import UsageError
 
-CONNECTION_SETTINGS: Final = (
-    "security.protocol",
-    "sasl.",
-    "ssl.",
-    "client.id",
-    "enable.ssl.certificate.verification",
-    "broker.address.family",
-    "socket.",
-)
-"""Settings of a consumer that its producer of dead letters shares."""
 PRODUCER_SETTINGS: Final = {
     # The topic's limit decides, and for each message by itself: a batch is refused as a whole.
     "message.max.bytes": 1_000_000_000,
@@ -63,8 +53,6 @@ class Sends(Protocol):
     def send(self, topic: str, message: Message, headers: Headers, *, source: str) -> None:
         """Returns when the broker has it."""
         ...
-
-    def close(self) -> None: ...
 
 
 class TooLargeToSetAside(ClientError):
@@ -109,9 +97,7 @@ class SideTopics:
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """A broker that does not answer is waited for as long as it is wanted."""
-        self._shared = {
-            name: value for name, value in consumer_settings.items() if name.startswith(CONNECTION_SETTINGS)
-        }
+        self._shared = shared_settings(consumer_settings)
         self._bootstrap = bootstrap
         self._producer: Producer | None = None
         """Made for the first message that is sent: a processor has its own and asks only about topics."""
@@ -157,14 +143,16 @@ class SideTopics:
             return self._producer
 
     def close(self) -> None:
-        """What is under way and not confirmed soon is not lost: its position has not moved."""
+        """What is under way and not confirmed soon is not lost: no offset behind it was committed. The next run begins
+        with a new producer."""
         self._is_closed = True
-        if self._producer is None:
-            return
+        producer, self._producer = self._producer, None
         try:
-            self._producer.close(CLOSE_SECONDS)
+            if producer is not None:
+                producer.close(CLOSE_SECONDS)
         except UndeliveredMessages as left:
             say(f"{left.count} messages could not be set aside; they are still in their topics")
+        self._is_closed = False
 
     def partitions(self, topic: str, source: str, is_wanted: Callable[[], bool] = lambda: True) -> int:
         """How many partitions a topic has; it is created like `source` if it must and may be.
@@ -176,9 +164,7 @@ class SideTopics:
             return known
         with self._lock:
             while topic not in self._counts:
-                keeper = _Keeper(
-                    AdminClient(admin_settings({"bootstrap.servers": self._bootstrap, **self._shared}))
-                )
+                keeper = _Keeper(AdminClient(admin_settings(self._shared)))
                 try:
                     self._counts[topic] = keeper.find(topic) or keeper.make(
                         topic, source, is_allowed=self._create

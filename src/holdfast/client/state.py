@@ -15,7 +15,7 @@ positions of its messages (see `processor`): after a crash, state, outputs and p
 it. Each partition has its own state, and a message sees that of its partition alone: what is counted under one key must
 have that key as the message key.
 
-On disk, in `directory`, is a cache of the changelog, which saves reading all of it at every start (see `state_cache`).
+On disk, in `directory`, is a cache of the changelog, which saves reading all of it at every start (see `changelog`).
 It is never needed: without it, or with an old one, the changelog is read before the first message.
 """
 
@@ -28,18 +28,25 @@ from typing import Any, Final, TypeAlias
 
 from confluent_kafka import KafkaException
 
-from holdfast.client.changelog import DELETIONS_KEPT_MS, Changelogs, Extent, Restoration, StateLost, Target
-from holdfast.client.consuming.assignment import LostPositions
-from holdfast.client.consuming.member import dead_letters_of
+from holdfast.client.changelog import (
+    DELETIONS_KEPT_MS,
+    CacheTaken,
+    Changelogs,
+    Extent,
+    Restoration,
+    StateCache,
+    StateLost,
+    Target,
+)
+from holdfast.client.consuming.assignment import LostOffsets
 from holdfast.client.consuming.memory import MEMORY_TOPIC
 from holdfast.client.dead_letter_dialects import Dialect
-from holdfast.client.handlers import check_handler
-from holdfast.client.messages import Message
+from holdfast.client.dead_letters import dead_letters_of
+from holdfast.client.messages import Message, check_handler
+from holdfast.client.process import say
 from holdfast.client.processor import Outcome, Output, Processor, made
 from holdfast.client.retries import RetryPolicy
-from holdfast.client.signals import say
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.state_cache import CacheTaken, StateCache
 
 STEP_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = 1.0
@@ -116,7 +123,7 @@ class State(MutableMapping[bytes, bytes]):
 StatefulTransform: TypeAlias = Callable[[Message, State], Outcome]
 
 
-class StatefulProcessor:
+class StatefulProcessor(Processor):
     def __init__(
         self,
         bootstrap: str,
@@ -130,18 +137,17 @@ class StatefulProcessor:
         dead_letter_topic: Callable[[str], str] = dead_letters_of,
         dead_letter_dialect: Dialect = "holdfast",
         create_topics: bool = False,
-        lost_positions: LostPositions = "stop",
+        lost_offsets: LostOffsets = "stop",
         memory_topic: str | None = MEMORY_TOPIC,
         config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
-        consumer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
     ) -> None:
         """As `Processor`; the changelog of a topic is `<group>-<topic>-changelog`, made when it is missing.
 
         A transform that fails has changed nothing.
         """
-        self._processor = Processor(
+        super().__init__(
             bootstrap,
             group=group,
             topics=topics,
@@ -151,31 +157,19 @@ class StatefulProcessor:
             dead_letter_topic=dead_letter_topic,
             dead_letter_dialect=dead_letter_dialect,
             create_topics=create_topics,
-            lost_positions=lost_positions,
+            lost_offsets=lost_offsets,
             memory_topic=memory_topic,
             config=config,
             producer_config=producer_config,
-            consumer_config=consumer_config,
             unsafe=unsafe,
         )
-        self._group = group
-        self._topics = list(topics)
         self._directory = directory
 
-    def stop(self) -> None:
-        """End `run` cleanly, with the open transaction committed; safe from any thread and from signal handlers."""
-        self._processor.stop()
-
-    @property
-    def committed(self) -> int:
-        """Messages whose results are committed."""
-        return self._processor.committed
-
-    def run(self, transform: StatefulTransform) -> None:
+    def run(self, transform: StatefulTransform) -> None:  # type: ignore[override]  # its transforms get the state too
         """Process until stopped. Without `retry` an exception of `transform` takes the open transaction back and is
         raised."""
         check_handler(transform, iterates=True)
-        states = _States(self._group, self._directory, self._processor._consumer_settings)
+        states = _States(self._group, self._directory, self._consumer_settings)
         for topic in self._topics:
             states.changelogs.ensure(states.changelog(topic), topic)
 
@@ -190,7 +184,7 @@ class StatefulProcessor:
                 raise
 
         try:
-            self._processor._run(with_state, states)
+            self._run(with_state, states)
         finally:
             states.close()
 

@@ -16,18 +16,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from holdfast.client.errors import ClientError
+from holdfast.client.settings import shared_settings
 
 ANSWER_SECONDS: Final = 15.0
-CONNECTION: Final = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.id", "socket.", "oauth")
-"""What the names of such settings begin with."""
 BITS: Final = 1 << 64
 NONE: Final = str(uuid.UUID(int=0))
 """What a broker says that gives topics no ids."""
-
-
-def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a client's settings those that say how to reach the cluster."""
-    return {name: value for name, value in settings.items() if name.startswith(CONNECTION)}
 
 
 class TopicRecreated(ClientError):
@@ -37,7 +31,7 @@ class TopicRecreated(ClientError):
 class TopicIds:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         # Silent: whoever asks says what it needs to be said.
-        self._admin: AdminClient | None = AdminClient({**connection_settings(settings), "log_level": 0})
+        self._admin: AdminClient | None = AdminClient({**shared_settings(settings), "log_level": 0})
         self._asked: Mapping[str, Future[Any]] = {}
 
     def ask(self, topics: Collection[str]) -> dict[str, str]:

@@ -20,8 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from confluent_kafka import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, KafkaError, Message
 from confluent_kafka.admin import AdminClient
@@ -33,11 +32,11 @@ from holdfast.client.producer import (
     CLOSE_SECONDS,
     SEND_TIMEOUT_SECONDS,
     SPOOL_MAX_BYTES,
+    EndsWithItsBlock,
     FlushReport,
     Guarantee,
     HeadersLike,
     Producer,
-    note_left_behind,
 )
 from holdfast.client.settings import ALIASES, admin_settings
 from holdfast.client.spool.store import SpoolFull
@@ -84,7 +83,7 @@ def wrap(
     )
 
 
-class WrappedProducer:
+class WrappedProducer(EndsWithItsBlock):
     def __init__(
         self,
         producer: Producer,
@@ -113,6 +112,16 @@ class WrappedProducer:
     def __len__(self) -> int:
         """How many messages are under way, or have a callback to be called."""
         return self._producer.under_way + len(self._reports)
+
+    @property
+    def set_aside(self) -> int:
+        """See `Producer.set_aside`."""
+        return self._producer.set_aside
+
+    @property
+    def waiting(self) -> list[str]:
+        """See `Producer.waiting`."""
+        return self._producer.waiting
 
     # Sending
 
@@ -223,19 +232,6 @@ class WrappedProducer:
         self._producer.orphan()
         self._reports.clear()
         self._called_back.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except ClientError as left_behind:
-            if error is None:
-                raise
-            note_left_behind(error, left_behind)
 
 
 def _as_reported(delivery: Delivery, value: bytes | None) -> tuple[KafkaError | None, Message]:

@@ -154,7 +154,7 @@ class Show:
         yield f"Everything is in {self._directory}."
         if self._engine == EMBEDDED:
             yield f"  holdfast serve --data-dir {self._directory / 'data'} --listen {self._address}"
-            yield f"  holdfast audit {definition}"
+            yield f"  holdfast audit pipeline {definition}"
             yield f"  holdfast trace {SOURCE}:0@1000 {definition}"
 
     def _print(self, what: RenderableType) -> None:

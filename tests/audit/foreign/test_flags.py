@@ -1,94 +1,82 @@
-"""The flags of `holdfast audit` for what is no pipeline: which go together, and what comes out."""
+"""The flags of `holdfast audit` for what is no pipeline: which are needed, which refused, and what comes out."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.audit.model import AuditError
-from holdfast.cli.audit_other import Other, audit_other, check_flags, mode_of
-from holdfast.errors import UsageError
+from holdfast.cli import exits
+from holdfast.cli.app import run_command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .conftest import World
 
-CHECKPOINT = {"checkpoint": "c", "sink": "parquet:x", "match": "a = key"}
+
+def run_main(line: list[str]) -> int:
+    """The command as its user runs it, in this process."""
+    return exits.run(lambda: run_command(line))
+
+
+SINK = ("--sink", "parquet:x")
+MATCH = ("--match", "a = key")
 
 
 @pytest.mark.parametrize(
-    ("flags", "mode"),
+    ("line", "complaint"),
     [
-        (CHECKPOINT, "--checkpoint"),
-        (
-            {**CHECKPOINT, "where": "key = 'x'", "is_distinct": True, "source": 0, "dead_letters": "d"},
-            "--checkpoint",
-        ),
-        ({"group": "g", "sink": "delta:x", "topics": ["t"], "start": "earliest"}, "--group"),
-        ({"topics": ["a", "b"], "key": "key", "with_values": True, "to_bootstrap": "h:1"}, "--key"),
-        ({"topics": ["a", "b", "c"]}, "--spool"),
-        ({"spools": ["d"]}, "--spool"),
+        (("checkpoint", "c", *MATCH), "Missing option '--sink'"),
+        (("checkpoint", "c", *SINK), "Missing option '--match'"),
+        (("checkpoint", *SINK, *MATCH), "Missing argument 'DIR'"),
+        (("checkpoint", "c", *SINK, *MATCH, "--key", "key"), "No such option: --key"),
+        (("checkpoint", "c", *SINK, *MATCH, "--from", "earliest"), "No such option: --from"),
+        (("group", "g"), "Missing option '--sink'"),
+        (("group", "g", *SINK, "--state", "f"), "No such option: --state"),
+        (("topics", "a"), "Missing argument 'COPY'"),
+        (("topics", "a", "b", *SINK), "No such option: --sink"),
+        (("spool",), "name homes of spools, or topics"),
+        (("spool", "d", *MATCH), "No such option: --match"),
+        (("pipeline", "orders.yaml", "--where", "key = 'x'"), "No such option: --where"),
+        (("pipeline",), "Missing argument 'PIPELINE'"),
+        (("orders.yaml",), "No such command 'orders.yaml'"),
     ],
 )
-def test_flags_that_go_together(flags: dict[str, Any], mode: str) -> None:
-    other = Other(**flags)
-    assert other.is_asked_for
-    check_flags(other, None)
-    assert mode_of(other) == mode
+def test_what_a_command_lacks_or_does_not_take_is_refused(
+    line: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(["audit", *line]) == 2
+    assert complaint in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "pipeline", "complaint"),
-    [
-        ({}, None, "name a pipeline, or what else to audit"),
-        ({"sink": "parquet:x"}, None, "name a pipeline, or what else to audit"),
-        ({"group": "g"}, "orders.yaml", "--group is about something else than a pipeline"),
-        ({"where": "key = 'x'"}, "orders.yaml", "--where is about something else"),
-        ({"checkpoint": "c"}, None, "--checkpoint needs --sink"),
-        ({"checkpoint": "c", "sink": "parquet:x"}, None, "--checkpoint needs --match"),
-        ({**CHECKPOINT, "key": "key"}, None, "--key means nothing with --checkpoint"),
-        ({**CHECKPOINT, "start": "earliest"}, None, "--from means nothing with --checkpoint"),
-        ({"group": "g"}, None, "--group needs --sink"),
-        ({"topics": ["a"], "key": "key"}, None, "--key compares two topics"),
-        ({"topics": ["a", "b"], "key": "key", "sink": "topic:b"}, None, "--sink means nothing with --key"),
-        ({"topics": ["a"], "match": "a = key"}, None, "--match means nothing with --spool"),
-    ],
-)
-def test_flags_that_do_not_are_refused(flags: dict[str, Any], pipeline: str | None, complaint: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        check_flags(Other(**flags), pipeline)
-    assert complaint in str(refused.value)
-
-
-def test_a_pipeline_may_begin_somewhere_and_have_spools() -> None:
-    check_flags(Other(start="earliest", spools=["d"]), "orders.yaml")
-
-
-def test_a_properties_file_says_how_to_get_there(world: World, tmp_path: Path) -> None:
+def test_a_properties_file_says_how_to_get_there(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOLDFAST_BOOTSTRAP_SERVER", raising=False)
     world.send_orders(range(3), topic="a")
     world.send_orders(range(3), topic="b")
     config = tmp_path / "client.properties"
     config.write_text(
         f"bootstrap.servers={world.settings['bootstrap.servers']}\nsecurity.protocol=PLAINTEXT\n"
     )
-    other = Other(topics=["a", "b"], key="value.id", to_config=str(config))
-    assert audit_other(other, None, str(config)).verdict == "proven"
+    line = ("audit", "topics", "a", "b", "--key", "value.id", "--to-command-config", str(config))
+    assert run_main([*line, "--command-config", str(config)]) == 0
+    assert "proven" in capsys.readouterr().out
     config.write_text("socket.connection.setup.timeout.ms=200\n")
-    elsewhere = Other(topics=["a", "b"], key="value.id", to_bootstrap="127.0.0.1:1", to_config=str(config))
-    with pytest.raises(AuditError, match=r"127\.0\.0\.1:1"):
-        audit_other(elsewhere, world.settings["bootstrap.servers"], None)
+    elsewhere = ("--to-bootstrap-server", "127.0.0.1:1")
+    assert run_main([*line, *elsewhere, "--bootstrap-server", world.settings["bootstrap.servers"]]) == 3
+    assert "127.0.0.1:1" in capsys.readouterr().err
 
 
-def test_what_is_not_there_is_no_failed_audit(world: World) -> None:
+def test_what_is_not_there_is_no_failed_audit(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.send_orders(range(3), topic="a")
-    with pytest.raises(AuditError, match="there is no topic 'none'") as refused:
-        audit_other(Other(topics=["a", "none"], key="key"), world.settings["bootstrap.servers"], None)
-    assert refused.value.exit_code == 3
+    servers = ("--bootstrap-server", world.settings["bootstrap.servers"])
+    assert run_main(["audit", "topics", "a", "none", *servers]) == 3
+    assert "there is no topic 'none'" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_report_and_ends_with_the_verdict(world: World, tmp_path: Path) -> None:
@@ -96,7 +84,6 @@ def test_the_command_prints_the_report_and_ends_with_the_verdict(world: World, t
     world.batches({0: 6}, start={0: 0})
     world.rows([0, 1, 2, 4, 5, 5])
     flags = [
-        "--checkpoint",
         str(world.checkpoint),
         "--sink",
         f"parquet:{world.out}",
@@ -106,7 +93,7 @@ def test_the_command_prints_the_report_and_ends_with_the_verdict(world: World, t
     page = tmp_path / "audit.html"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "holdfast.cli", "audit", *flags),
+            *(sys.executable, "-m", "holdfast.cli", "audit", "checkpoint", *flags),
             *("--bootstrap-server", world.settings["bootstrap.servers"]),
             *("--output", "json", "--html", str(page)),
         ],

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.audit.foreign_postgres import split_table
+from holdfast.audit.foreign_databases import split_table
 from holdfast.audit.group import audit_group, lineage_match
 from holdfast.audit.model import AuditError, Fate, Report, Verdict
 from holdfast.client.database.sink import DatabaseSink

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.audit.checkpoint import read_query_log
 from holdfast.audit.model import AuditError
-from holdfast.audit.spark_log import read_query_log
 from holdfast.errors import UsageError
 from holdfast.pipeline.positions import Place, Position, Positions
 from holdfast.pipeline.source import to_offset

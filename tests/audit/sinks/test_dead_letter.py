@@ -10,7 +10,7 @@ from tests.support.audit_sinks import Ledger
 from tests.support.audit_topics import FakeTopics, Sent, TopicBuilder, dead_letter, dead_letters
 from tests.support.fake_cluster import FakeCluster
 
-from holdfast.audit.sinks.dead_letter import DeadLetters
+from holdfast.audit.sinks.kafka import DeadLetters
 from holdfast.audit.sinks.opening import open_dead_letters
 
 if TYPE_CHECKING:

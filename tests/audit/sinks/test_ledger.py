@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.audit.sinks import files
-from holdfast.audit.sinks.ledger import hole_findings, number_holes, read_entry
+from holdfast.audit.sinks.base import hole_findings, number_holes, read_entry
 from holdfast.pipeline.ledger import Routes
 
 if TYPE_CHECKING:

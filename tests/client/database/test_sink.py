@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.consuming.assignment import PositionLost
+from holdfast.client.consuming.assignment import CommittedOffsetLost
 from holdfast.client.database.postgres import PostgresDatabase
 from holdfast.client.database.sink import DatabaseSink
 from holdfast.client.database.store import Database, DatabaseUnreachable, SchemaMissing, open_database
@@ -250,7 +250,7 @@ def test_a_topic_made_anew_stops_it_at_its_start(
     with pytest.raises(TopicRecreated, match="recreated"):
         sink_of(broker, topic, database).run(insert)
     assert results(database) == list(range(30))
-    going_on = sink_of(broker, topic, database, lost_positions="earliest")
+    going_on = sink_of(broker, topic, database, lost_offsets="earliest")
     with Until(database_url, 130, going_on):
         going_on.run(insert)
     assert results(database) == [*range(30), *range(100, 200)]
@@ -269,7 +269,7 @@ def test_messages_of_a_topic_made_anew_meanwhile_are_not_stored(
         make_anew(broker, topic)
         fill(broker, topic, range(100, 200))
 
-    with pytest.raises((TopicRecreated, PositionLost)):
+    with pytest.raises((TopicRecreated, CommittedOffsetLost)):
         sink.run(store)
     assert results(database) == [0]
     database.close()

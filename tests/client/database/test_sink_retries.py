@@ -16,10 +16,10 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.database.sink import DatabaseSink
 from holdfast.client.database.store import Database, open_database
 from holdfast.client.dead_letter_dialects import read_failure
+from holdfast.client.errors import HandlerFailed
 from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
 from holdfast.client.retries import RetryPolicy
 from holdfast.client.side_topics import SideTopicMissing

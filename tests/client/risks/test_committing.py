@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import Consumer, Message, PositionsNotCommitted
+from holdfast.client import Consumer, Message, OffsetsNotCommitted
 from holdfast.testing.engines import wait_until
 from holdfast.testing.risks import SHORT_SESSION, Background, Scene, numbers, take, value_of
 
@@ -75,5 +75,5 @@ def test_hf309_last_commit_ours_says_so_when_it_cannot_be_stored(here: Scene) ->
     working = Working(here, topic, SHORT_SESSION, last_commit_seconds=0.1)
     here.crash()
     working.consumer.stop()
-    with pytest.raises(PositionsNotCommitted, match=f"{topic}-0 to {COUNT}"):
+    with pytest.raises(OffsetsNotCommitted, match=f"{topic}-0 to {COUNT}"):
         working.running.finish()

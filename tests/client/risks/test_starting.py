@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from holdfast.client import Consumer, Message, PositionLost, UnsafeSetting
+from holdfast.client import CommittedOffsetLost, Consumer, Message, UnsafeSetting
 from holdfast.testing.engines import wait_until
 from holdfast.testing.risks import Scene, numbers, value_of
 
@@ -72,10 +72,10 @@ def forget(here: Scene, group: str) -> None:
 def test_hf305_forgotten_positions_ours_stops_and_asks(here: Scene) -> None:
     topic = group_at_3(here, "hf305-ours")
     forget(here, topic)
-    with pytest.raises(PositionLost, match=f"{topic}-0"):
+    with pytest.raises(CommittedOffsetLost, match=f"{topic}-0"):
         handled(here, topic, topic, 1)
     assert here.committed(topic) == {}
-    assert handled(here, topic, topic, 10, lost_positions="earliest") == numbers(0, 10)
+    assert handled(here, topic, topic, 10, lost_offsets="earliest") == numbers(0, 10)
     assert here.position(topic, topic) == 10
     # That settles it.
     here.write(topic, {0: ["later"]})
@@ -112,6 +112,6 @@ def test_hf305_position_that_left_the_log_plain_client_skips(here: Scene) -> Non
 def test_hf305_position_that_left_the_log_ours_stops_and_asks(here: Scene) -> None:
     topic = group_at_3(here, "hf305-expired-ours")
     expire(here, topic, 5)
-    with pytest.raises(PositionLost, match="2 messages expired"):
+    with pytest.raises(CommittedOffsetLost, match="2 messages expired"):
         handled(here, topic, topic, 1)
     assert here.position(topic, topic) == 3

@@ -20,7 +20,7 @@ from tests.support.reader_cases import GuardedMemory, damaged
 from holdfast.pipeline.definition.model import Decoding, Field
 from holdfast.pipeline.formats import Decoded, compile_columns, compile_decoder
 from holdfast.pipeline.formats.base import RowDecoder
-from holdfast.pipeline.formats.json_fast import JsonFast
+from holdfast.pipeline.formats.json_reference import JsonFast
 from holdfast.pipeline.formats.protobuf import Schema
 from holdfast.pipeline.formats.schema_rows import SchemaRows
 

@@ -13,7 +13,7 @@ from tests.support.tiers import examples
 
 from holdfast.pipeline.definition.model import Decoding, Field, Unknown
 from holdfast.pipeline.formats import compile_columns, compile_decoder
-from holdfast.pipeline.formats.json_fast import JsonFast
+from holdfast.pipeline.formats.json_reference import JsonFast
 
 TYPES = {
     "id": "long",

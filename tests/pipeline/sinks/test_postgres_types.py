@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.pipeline.sinks.postgres_types import is_fitting
+from holdfast.pipeline.sinks.postgres_copy import is_fitting
 
 
 @pytest.mark.parametrize(

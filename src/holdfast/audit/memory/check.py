@@ -21,26 +21,37 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.audit.aggregates import columns_needed
 from holdfast.audit.decoding import KEY_PREFIX, Observer, SourceDecoder
+from holdfast.audit.memory.aggregates import columns_needed
 from holdfast.audit.memory.dedupe import judge
-from holdfast.audit.memory.keys import KeySpace
-from holdfast.audit.memory.lateness import Measure, is_past, reach_ms
-from holdfast.audit.memory.rows import ID_COLUMN, NOTHING, Clock, Flags, Numbers, Recorder, Rows, Times
-from holdfast.audit.memory.telling import record_findings, time_text
+from holdfast.audit.memory.rows import (
+    ID_COLUMN,
+    NOTHING,
+    Clock,
+    Flags,
+    KeySpace,
+    Numbers,
+    Recorder,
+    Rows,
+    Times,
+)
 from holdfast.audit.memory.turns import (
     Chain,
+    Measure,
     Spans,
     behind,
     chain_of,
+    is_past,
     one_turn,
     own_watermarks,
+    reach_ms,
     with_watermarks,
 )
 from holdfast.audit.memory.upserts import UpsertCheck, keys_of_tombstones, ranks
-from holdfast.audit.memory.window_check import Keys, Taken, WindowCheck
+from holdfast.audit.memory.window_check import Keys, Taken, WindowCheck, record_findings, time_text
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.audit.sinks.base import SinkReader
+from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
     Dedupe,
     Join,
@@ -53,7 +64,6 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.definition.plain_columns import plain_columns
 from holdfast.pipeline.definition.streams import DUPLICATES, LATE, has_memory
 from holdfast.pipeline.positions import Place
 
@@ -308,18 +318,14 @@ class _Examination:
         turn, must = differing[0]
         has = "none" if turn.told_ms is None else time_text(turn.told_ms)
         wants = "none" if must == NOTHING else time_text(must)
-        self._add(
-            Finding(
-                Fate.ALTERED,
-                "",
-                count=len(differing),
-                detail=f"the ledger has the watermark {has} where batch {turn.number} began, and the records "
-                f"say {wants}",
-            )
+        detail = (
+            f"the ledger has the watermark {has} where batch {turn.number} began, and the records say {wants}"
         )
+        self._found += Examined((Finding(Fate.ALTERED, "", count=len(differing), detail=detail),))
 
-    def _add(self, *findings: Finding) -> None:
-        self._found += Examined(findings=findings)
+    def _tell(self, fate: Fate, which: Numbers, detail: str) -> None:
+        """Records that were wrongly treated."""
+        self._found += Examined(tuple(record_findings(fate, "", self._rows, which, detail)))
 
     def _not_proven(self, what: str, why: str, *, is_gap: bool = False) -> None:
         self._found += Examined(unproven=(Unproven(what, why, is_gap),))
@@ -349,29 +355,12 @@ class _Examination:
         order = turns.astype(np.int64) * len(rows) + np.arange(len(rows))
         went_on = judged & (self._left_at > self._check._numbers[step.name])
         found = judge(codes, rows.events, order, went_on, doubled & judged, within)
-        self._add(
-            *record_findings(
-                Fate.DUPLICATED,
-                "",
-                rows,
-                found.repeated,
-                f"went on at step {step.name!r}, though its key had before",
-            ),
-            *record_findings(
-                Fate.LOST,
-                "",
-                rows,
-                found.lost,
-                f"left as a duplicate at step {step.name!r}, and is the first of its key",
-            ),
-            *record_findings(
-                Fate.LOST,
-                "",
-                rows,
-                np.flatnonzero(doubled & keyless),
-                f"left as a duplicate at step {step.name!r}, and has no key",
-            ),
+        went = f"left as a duplicate at step {step.name!r}, and"
+        self._tell(
+            Fate.DUPLICATED, found.repeated, f"went on at step {step.name!r}, though its key had before"
         )
+        self._tell(Fate.LOST, found.lost, f"{went} is the first of its key")
+        self._tell(Fate.LOST, np.flatnonzero(doubled & keyless), f"{went} has no key")
 
     def _key_columns(self, step: Dedupe | Window) -> list[pa.ChunkedArray] | None:
         if isinstance(step, Dedupe) and step.by == "hf-id":
@@ -397,27 +386,11 @@ class _Examination:
 
     def _late(self, step: str, must: Flags, told: Flags, *, is_all: bool) -> None:
         """Late rows are exactly those that were recorded; without `is_all`, at least no others were."""
-        wrong = np.flatnonzero(told & ~must)
-        self._add(
-            *record_findings(
-                Fate.LOST,
-                "",
-                self._rows,
-                wrong,
-                f"recorded as late for step {step!r}, and is in time by the log",
-            )
-        )
+        in_time = f"recorded as late for step {step!r}, and is in time by the log"
+        self._tell(Fate.LOST, np.flatnonzero(told & ~must), in_time)
         if is_all:
             missed = np.flatnonzero(must & ~told)
-            self._add(
-                *record_findings(
-                    Fate.ALTERED,
-                    "",
-                    self._rows,
-                    missed,
-                    f"late for step {step!r} by the log, and not recorded so",
-                )
-            )
+            self._tell(Fate.ALTERED, missed, f"late for step {step!r} by the log, and not recorded so")
 
     def _tap(self, step: Step, watermarks: Times, turns: npt.NDArray[np.int32], chain: Chain) -> None:
         rows, reached = self._rows, self._reached(step.name)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.audit.memory.keys import Codes, sorting
-from holdfast.audit.memory.rows import Flags, Numbers, Times
+from holdfast.audit.memory.rows import Codes, Flags, Numbers, Times, sorting
 
 
 @dataclass(frozen=True)

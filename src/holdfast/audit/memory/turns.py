@@ -8,6 +8,15 @@ two must be equal.
 A chain of batches is *whole* when it starts where the sink first knew each partition and goes on without a gap up to
 the audit's end. Without a whole chain, a source whose partitions never idle needs none: what is late and what is closed
 then depends on the log alone, and everything up to the end is treated as one batch.
+
+Which rows are late for which step: by their event time, the step's own measure and the watermark they met.
+
+    window    the last window it belongs to (and the time to correct it) is over; so is one without an event
+    dedupe    event + within is over; a row without a key goes on whenever it comes
+    keyed     event + ttl is over
+    join      event + within is over, of rows that are on one of its sides
+
+Over: at or before the row's watermark. What a pipeline has recorded as late must be exactly these.
 """
 
 from __future__ import annotations
@@ -19,8 +28,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.audit.memory.rows import NOTHING, Clock, Numbers, Rows, Times
-from holdfast.pipeline.definition.model import Source
+from holdfast.audit.memory.rows import NOTHING, Clock, Flags, Numbers, Rows, Times
+from holdfast.pipeline.definition.model import Dedupe, Join, Keyed, Source, Window
+from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 
@@ -198,3 +208,62 @@ def ranks(chain: Chain, numbers: Numbers) -> Numbers:
     known = {turn.number: at for at, turn in enumerate(chain.turns) if turn.number != UNNUMBERED}
     unique, inverse = np.unique(numbers, return_inverse=True)
     return np.array([known.get(number, -1) for number in unique.tolist()], np.int64)[inverse]
+
+
+# ---------------------------------------------------------------------------- lateness
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The windows of one step, in milliseconds."""
+
+    kind: str
+    size_ms: int
+    """Session: the gap."""
+    every_ms: int
+    hold_ms: int
+    """How long after its end a window may be corrected."""
+
+    @classmethod
+    def of(cls, step: Window) -> Measure:
+        size = step.gap if step.kind == "session" else step.size
+        assert size is not None
+        size_ms = parse_duration_ms(size)
+        every_ms = parse_duration_ms(step.every) if step.kind == "sliding" and step.every else size_ms
+        hold_ms = parse_duration_ms(step.correct_within) if step.late == "correct" else 0
+        return cls(step.kind, size_ms, every_ms, hold_ms)
+
+    @property
+    def wait_ms(self) -> int:
+        """From a window's end until it closes: a session may be touched by a row of its gap."""
+        return self.size_ms if self.kind == "session" else 0
+
+    def last_starts(self, events: Times) -> Times:
+        """Of the windows a row belongs to, the last one's start."""
+        return events if self.kind == "session" else events - np.mod(events, self.every_ms)
+
+    def first_starts(self, events: Times, watermarks: Times) -> Times:
+        """Sliding: the start of the first that the row belongs to and is not late for."""
+        holding = _at_or_after(events - (self.size_ms - 1), self.every_ms)
+        far = np.iinfo(np.int64).min // 2
+        over = np.maximum(watermarks, far) - (self.size_ms + self.hold_ms - 1)
+        return np.maximum(holding, _at_or_after(over, self.every_ms))
+
+    def is_late(self, events: Times, watermarks: Times) -> Flags:
+        known = events != NOTHING
+        ends = self.last_starts(np.where(known, events, 0)) + self.size_ms + self.hold_ms
+        return np.asarray(~known | (ends <= watermarks), np.bool_)
+
+
+def _at_or_after(times: Times, every_ms: int) -> Times:
+    return times + np.mod(-times, every_ms)
+
+
+def is_past(events: Times, watermarks: Times, reach_ms: int) -> Flags:
+    """Rows whose event lies that far behind their watermark, and those without one."""
+    known = events != NOTHING
+    return np.asarray(~known | (np.where(known, events, 0) + reach_ms <= watermarks), np.bool_)
+
+
+def reach_ms(step: Dedupe | Keyed | Join) -> int:
+    return parse_duration_ms(step.ttl if isinstance(step, Keyed) else step.within)

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.decoding import KEY_PREFIX
-from holdfast.audit.memory.keys import Codes, KeysDiffer, KeySpace, key_text, sorting
-from holdfast.audit.memory.rows import Flags, Numbers, Rows
-from holdfast.audit.model import Examined, Fate, Finding, Unproven
+from holdfast.audit.memory.rows import Codes, Flags, KeysDiffer, KeySpace, Numbers, Rows, key_text, sorting
+from holdfast.audit.model import Examined, Fate, Finding, Unproven, gap
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.positions import Place
@@ -190,7 +189,7 @@ class UpsertCheck:
         held_keys = set(theirs.tolist())
         is_missing = np.array([code not in held_keys for code in ours[last].tolist()], np.bool_)
         if unproven and (is_missing & ~later).any():
-            unproven = [Unproven(each.what, each.why, is_gap=True) for each in unproven]
+            unproven = [gap(each.what, each.why) for each in unproven]
             is_missing[:] = False
         lost = np.flatnonzero(is_missing & ~gone & ~later)
         findings += self._told(Fate.LOST, last[lost], "its key is not in the table")
@@ -231,47 +230,25 @@ class UpsertCheck:
 
     def _strangers(self, table: Table, theirs: Codes, known: Flags) -> Iterator[Finding]:
         """Rows of keys that no record has, and keys that stand twice."""
-        nobodys = np.flatnonzero(~known & (table.records >= 0))
-        for row in nobodys[:NAMED_MAX].tolist():
-            yield Finding(
-                Fate.ALTERED,
-                self._sink.name,
-                count=1,
-                keys=(key_text(list(table.keys), table.keys, row),),
-                detail="the record that the row names has another key",
-            )
         _, firsts = np.unique(theirs, return_index=True)
         again = np.setdiff1d(np.arange(len(theirs)), firsts)
-        for row in again[:NAMED_MAX].tolist():
-            yield Finding(
-                Fate.DUPLICATED,
-                self._sink.name,
-                count=1,
-                keys=(key_text(list(table.keys), table.keys, row),),
-                detail="its key stands twice",
-            )
+        nobodys = np.flatnonzero(~known & (table.records >= 0))
+        for fate, rows, detail in (
+            (Fate.ALTERED, nobodys, "the record that the row names has another key"),
+            (Fate.DUPLICATED, again, "its key stands twice"),
+        ):
+            for row in rows[:NAMED_MAX].tolist():
+                keys = (key_text(list(table.keys), table.keys, row),)
+                yield Finding(fate, self._sink.name, count=1, keys=keys, detail=detail)
 
     def _told(self, fate: Fate, which: Numbers, what: str) -> list[Finding]:
         found = []
         places = self._rows.place_numbers()
         for row in which[:NAMED_MAX].tolist():
-            offset = int(self._rows.offsets[row])
-            key = key_text(list(self._sink.key), self._columns, row)
-            found.append(
-                Finding(
-                    fate,
-                    self._sink.name,
-                    self._rows.places[places[row]],
-                    ((offset, offset),),
-                    1,
-                    (key,),
-                    what,
-                )
-            )
-        if len(which) > NAMED_MAX:
-            found.append(
-                Finding(
-                    fate, self._sink.name, count=len(which) - NAMED_MAX, detail=f"more like these: {what}"
-                )
-            )
+            offset, place = int(self._rows.offsets[row]), self._rows.places[places[row]]
+            keys = (key_text(list(self._sink.key), self._columns, row),)
+            found.append(Finding(fate, self._sink.name, place, ((offset, offset),), 1, keys, what))
+        more = len(which) - NAMED_MAX
+        if more > 0:
+            found.append(Finding(fate, self._sink.name, count=more, detail=f"more like these: {what}"))
         return found

@@ -8,29 +8,109 @@ Three proofs, from the strongest that can be had:
   key, a ledger that keeps its last entries only).
 - By sum: the key is a column that some step computed. Then the rows of all keys in a window's time are added up, and
   number and digest must be those of all records that belong there: each record is in exactly one window of that time.
+
+Findings about windows and rows, told one by one as long as they are few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from holdfast.audit.memory.held import Compared, Held, NotWindows, compare, held_rows, joint_ids, last_of_each
-from holdfast.audit.memory.keys import Codes, KeysDiffer, KeySpace, key_text
-from holdfast.audit.memory.lateness import Measure
-from holdfast.audit.memory.rows import Flags, Hashes, Numbers, Rows, Times
-from holdfast.audit.memory.telling import Told, span_text
-from holdfast.audit.memory.turns import UNNUMBERED, Chain, ranks
-from holdfast.audit.memory.window_values import differing_values
-from holdfast.audit.memory.windows import NEVER, Parts, Windows, given_out, last_states, pieces, sessions
-from holdfast.audit.model import Examined, Fate, Unproven, WindowAccount
+from holdfast.audit.compare import finding
+from holdfast.audit.memory.aggregates import differing_values
+from holdfast.audit.memory.rows import (
+    Codes,
+    Flags,
+    Hashes,
+    KeysDiffer,
+    KeySpace,
+    Numbers,
+    Rows,
+    Times,
+    key_text,
+)
+from holdfast.audit.memory.turns import UNNUMBERED, Chain, Measure, ranks
+from holdfast.audit.memory.windows import (
+    NEVER,
+    Compared,
+    Held,
+    NotWindows,
+    Parts,
+    Windows,
+    compare,
+    given_out,
+    held_rows,
+    joint_ids,
+    last_of_each,
+    last_states,
+    pieces,
+    sessions,
+)
+from holdfast.audit.model import Examined, Fate, Finding, Unproven, WindowAccount, gap
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.pipeline.definition.model import PostgresSink, SinkDefinition, Window
+
+NAMED_MAX: Final = 20
+"""Findings of one kind that are told one by one; the rest is told as a number."""
+
+Describe = Callable[[int], tuple[str, str]]
+"""Of something by its number: its key, and what is wrong with it."""
+
+
+class Told:
+    """Findings of one step in one sink."""
+
+    def __init__(self, sink: str, step: str) -> None:
+        self._sink = sink
+        self._step = step
+        self.found: list[Finding] = []
+
+    def add(self, fate: Fate, which: Numbers, describe: Describe) -> None:
+        for number in which[:NAMED_MAX].tolist():
+            key, detail = describe(number)
+            keys = (key,) if key else ()
+            self.found.append(
+                Finding(fate, self._sink, count=1, keys=keys, detail=f"step {self._step!r}: {detail}")
+            )
+        more = len(which) - NAMED_MAX
+        if more > 0:
+            self.found.append(
+                Finding(fate, self._sink, count=more, detail=f"step {self._step!r}: {more} more like these")
+            )
+
+
+def record_findings(fate: Fate, sink: str, rows: Rows, which: Numbers, detail: str) -> list[Finding]:
+    """Records that were wrongly treated, by partition."""
+    found = []
+    for number, place in enumerate(rows.places):
+        part = rows.slice_of(number)
+        offsets = rows.offsets[which[(which >= part.start) & (which < part.stop)]]
+        if len(offsets):
+            found.append(finding(fate, sink, place, np.sort(offsets), detail))
+    return found
+
+
+def time_text(time_ms: int) -> str:
+    """In UTC; a time that no calendar has, as its number."""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return f"{time_ms} ms"
+    return moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def span_text(start_ms: int, end_ms: int) -> str:
+    return f"{time_text(start_ms)} to {time_text(end_ms)}"
+
+
+# ---------------------------------------------------------------------------- window check
 
 
 class Keys(NamedTuple):
@@ -107,7 +187,10 @@ class WindowCheck:
 
     def _cannot(self, what: str, why: str) -> Examined:
         name = f"the windows of step {self._taken.step.name!r} in sink {self._reader.name!r}"
-        return Examined(unproven=(Unproven(f"{name}: {what}", why, is_gap=True),), windows=(self._account,))
+        return Examined(unproven=(gap(f"{name}: {what}", why),), windows=(self._account,))
+
+    def _gap(self, what: str, why: str) -> None:
+        self._unproven.append(gap(what, why))
 
     # -------------------------------------------------------------------- what the sink has
 
@@ -282,21 +365,15 @@ class WindowCheck:
         taken = self._taken
         name = f"of step {taken.step.name!r} in sink {self._reader.name!r}"
         if taken.measure.kind == "session" and taken.step.emit == "closed":
-            self._unproven.append(
-                Unproven(
-                    f"the sessions {name}",
-                    "their key is computed by a step, and without it nobody can say which are closed; --spark can",
-                    is_gap=True,
-                )
+            self._gap(
+                f"the sessions {name}",
+                "their key is computed by a step, and without it nobody can say which are closed; --spark can",
             )
             return
         if self._is_upsert and len(later):
-            self._unproven.append(
-                Unproven(
-                    f"the windows {name}",
-                    "their key is computed by a step, and later batches have replaced some of them",
-                    is_gap=True,
-                )
+            self._gap(
+                f"the windows {name}",
+                "their key is computed by a step, and later batches have replaced some of them",
             )
             return
         others = [each for each in taken.step.key if each in held.table.column_names]

@@ -11,57 +11,47 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch, as_ranges
-from holdfast.audit.model import Fate, Finding, Range, Unproven
+from holdfast.audit.model import Unproven, gap
 from holdfast.audit.sinks import files
-from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
+from holdfast.audit.sinks.base import (
+    SinkScope,
+    SinkUnreadable,
+    number_holes,
+    read_entry,
+)
 from holdfast.audit.sinks.delta_log import Add, Commit, DeltaLog
-from holdfast.audit.sinks.ledger import NOWHERE_YET, number_holes, read_entry
 from holdfast.pipeline.definition.model import DeltaSink, PipelineDefinition
-from holdfast.pipeline.definition.streams import stream_of
 from holdfast.pipeline.ledger import Entry
-from holdfast.pipeline.positions import Place, Positions
+from holdfast.pipeline.positions import Place
 
-OURS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
 FORGOTTEN: Final = -1
 ORPHANS_READ_MAX: Final = 1000
 """Files that no version names, and that are looked into for what is missing."""
 
 
-class DeltaReader:
+class DeltaReader(files.FilesReader):
     """One Delta sink, at the version it had when it was opened."""
 
     kind = "delta"
-    is_exact = True
 
     def __init__(self, definition: PipelineDefinition, sink: DeltaSink) -> None:
-        self.name = sink.name
-        self.takes = sink.rows
-        stream = stream_of(definition, sink)
-        self._is_tap = bool(stream.step) and not stream.kind
-        self._pipeline = definition.name
-        self.path = files.place_of(definition, sink.path)
+        super().__init__(definition, sink)
         self._application = f"hf-{definition.name}--{sink.name}"
         self.log = DeltaLog(self.path)
-        self._found: list[Finding] = []
-        """While the ledger was read."""
         self._by_version: dict[int, Entry] = {}
         self._entries = self._read_ledger()
         self._added_in = {
             add.path: version for version, commit in self.log.commits.items() for add in commit.adds
         }
         self._adds = {add.path: add for commit in self.log.commits.values() for add in commit.adds}
-        self._counts: dict[str, int] = {}
-        self._damaged: dict[str, str] = {}
-        self._misplaced: dict[tuple[str, int, str], list[Range]] = {}
         self._foreign_rows = 0
 
     # -------------------------------------------------------------------- the ledger
@@ -150,59 +140,44 @@ class DeltaReader:
     def entries(self) -> Sequence[Entry]:
         return self._entries
 
-    def positions(self) -> Positions:
-        return self._entries[-1].positions if self._entries else NOWHERE_YET
-
     # -------------------------------------------------------------------- rows
 
-    def _files(self) -> Iterator[tuple[Add, str]]:
-        for path in sorted(self.log.state.files):
-            yield self.log.state.files[path], self._located(path)
+    def _added(self) -> Iterator[Add]:
+        """The files of the newest version."""
+        return (add for _, add in sorted(self.log.state.files.items()))
+
+    def _files(self) -> Iterator[files.DataFile]:
+        for add in self._added():
+            yield files.DataFile(
+                self._located(add.path), add.path, self._spans_of(add), partial(self._constants, add)
+            )
 
     def _located(self, path: str) -> str:
         return path if "://" in path or path.startswith("/") else f"{self.path}/{path}"
 
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
-        starts = files.starts_of(scope)
-        self._misplaced, self._foreign_rows = {}, 0
-        for add, located in self._files():
-            is_ours = OURS.fullmatch(os.path.basename(add.path)) is not None
-            spans = self._spans_of(add)
-            if files.is_below(spans, starts):
-                continue
-            counted = 0
-            try:
-                for batch in files.lineage(located, add.path):
-                    counted += len(batch)
-                    if batch.topic == NOWHERE and not is_ours:
-                        self._foreign_rows += len(batch)
-                        continue
-                    if spans and batch.topic != NOWHERE:
-                        self._place(batch, spans)
-                    yield batch
-            except files.Damaged as damage:
-                self._note_damage(add, str(damage))
-            self._counts[add.path] = counted
+        self._foreign_rows = 0
+        return super().rows(scope)
 
-    def _note_damage(self, add: Add, why: str) -> None:
+    def _keeps(self, file: files.DataFile, batch: LineageBatch) -> bool:
+        if batch.topic != NOWHERE or files.OURS.fullmatch(os.path.basename(file.where)):
+            return True
+        self._foreign_rows += len(batch)
+        return False
+
+    def _note_damage(self, file: files.DataFile, why: str) -> None:
         newer = DeltaLog(self.path)
-        if newer.version > self.log.version and add.path not in newer.state.files:
+        if newer.version > self.log.version and file.where not in newer.state.files:
             raise SinkUnreadable(
-                f"sink {self.name!r}: {add.path} was removed from {self.path} while the table was read (a vacuum); "
+                f"sink {self.name!r}: {file.where} was removed from {self.path} while the table was read (a vacuum); "
                 "audit it again"
             )
-        self._damaged[add.path] = why
+        self._damaged[file.where] = why
 
     def _spans_of(self, add: Add) -> dict[tuple[str, int], list[tuple[int, int]]]:
         """What the commit that added a file took; nothing where several were merged into it."""
         entry = self._by_version.get(self._added_in.get(add.path, -1))
         return {} if entry is None or self._is_tap or not add.is_change else files.spans_of([entry.range])
-
-    def _place(self, batch: LineageBatch, spans: dict[tuple[str, int], list[tuple[int, int]]]) -> None:
-        strays = files.outside(batch, spans)
-        if len(strays):
-            key = (batch.topic, batch.partition, batch.where)
-            self._misplaced.setdefault(key, []).extend(as_ranges(strays))
 
     @cached_property
     def _kinds(self) -> dict[str, pa.DataType]:
@@ -212,47 +187,9 @@ class DeltaReader:
     def _constants(self, add: Add) -> dict[str, pa.Scalar]:
         return files.typed_values(add.values, self._kinds)
 
-    def windows(self) -> Iterator[WindowBatch]:
-        for add, located in self._files():
-            try:
-                yield from files.window_batches(located, add.path, self._constants(add))
-            except files.Damaged as damage:
-                self._note_damage(add, str(damage))
-
-    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
-        starts = {} if scope is None else files.starts_of(scope)
-        for add, located in self._files():
-            if files.is_below(self._spans_of(add), starts):
-                continue
-            try:
-                yield from files.tables(located, columns, self._constants(add))
-            except files.Damaged as damage:
-                self._note_damage(add, str(damage))
-
-    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
-        raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")
-
-    def find(self, place: Place, offset: int) -> list[str]:
-        found = []
-        for add, located in self._files():
-            spans = self._spans_of(add).get((place.topic, place.partition))
-            if spans and not any(start <= offset < end for start, end in spans):
-                continue
-            try:
-                rows = files.rows_at(located, place, offset)
-            except files.Damaged as damage:
-                found.append(f"{located}: {damage}")
-                continue
-            found += [f"{located} row {row}" for row in rows]
-        return found
-
     # -------------------------------------------------------------------- what is wrong
 
-    def _altered(self, detail: str, place: Place | None = None, ranges: Sequence[Range] = ()) -> None:
-        self._found.append(Finding(Fate.ALTERED, self.name, place, tuple(ranges), detail=detail))
-
-    def problems(self) -> Sequence[Finding]:
-        known, self._found = list(self._found), []
+    def _examine(self) -> None:
         for first, last in as_ranges(np.array(self.log.holes, np.int64)):
             which = f"version {first} is" if first == last else f"versions {first} to {last} are"
             self._altered(f"{which} missing from {self.log.directory}")
@@ -262,17 +199,8 @@ class DeltaReader:
             self._found += number_holes(self.name, self._entries, f"the commits of {self.path}")
         for version in sorted(self.log.commits):
             self._check_commit(self.log.commits[version])
-        for add, located in self._files():
-            self._check_file(add, located)
-        for (topic, partition, where), ranges in self._misplaced.items():
-            at = self.positions().of(topic, partition)
-            self._altered(
-                f"{where} holds rows from offsets that are not of its batch",
-                None if at is None else at[0],
-                ranges,
-            )
-        found, self._found = self._found, known
-        return [*known, *found]
+        for add in self._added():
+            self._check_file(add, self._located(add.path))
 
     def _check_commit(self, commit: Commit) -> None:
         entry = self._by_version.get(commit.version)
@@ -308,16 +236,16 @@ class DeltaReader:
         if self.log.checkpoint is not None and commit.version <= self.log.checkpoint:
             self._altered(f"{what}: readers take what it added from checkpoint {self.log.checkpoint}")
             return
-        left = files.readable([self._located(add.path) for add in commit.adds])
-        lacking = files.gone({} if self._is_tap else spans, left, entry.rows - added)
-        at = None if lacking.place is None else self.positions().of(*lacking.place)
-        detail = f"{what}: a file was taken out of the log{lacking.words}"
-        self._altered(detail, None if at is None else at[0], lacking.ranges)
+        left = [self._located(add.path) for add in commit.adds]
+        missing = entry.rows - added
+        self._gone(f"{what}: a file was taken out of the log", {} if self._is_tap else spans, left, missing)
 
     def _orphans(self) -> Iterator[tuple[str, list[LineageBatch]]]:
         """Files in the table's directory that no version names, and their rows."""
         named = self.log.named()
-        orphans = [name for name in files.names_in(self.path) if OURS.fullmatch(name) and name not in named]
+        orphans = [
+            name for name in files.names_in(self.path) if files.OURS.fullmatch(name) and name not in named
+        ]
         for name in orphans[:ORPHANS_READ_MAX]:
             try:
                 yield name, list(files.lineage(f"{self.path}/{name}", name))
@@ -329,9 +257,7 @@ class DeltaReader:
         places = {(batch.topic, batch.partition) for batch in batches}
         for topic, partition in sorted(places):
             held = [each.offsets for each in batches if (each.topic, each.partition) == (topic, partition)]
-            at = self.positions().of(topic, partition)
-            ranges = as_ranges(np.unique(np.concatenate(held)))
-            self._altered(detail, None if at is None else at[0], ranges)
+            self._altered(detail, (topic, partition), as_ranges(np.unique(np.concatenate(held))))
 
     def _check_removes(self, commit: Commit) -> None:
         """Files go only when others take their rows, without a change of data."""
@@ -358,7 +284,7 @@ class DeltaReader:
     def _check_file(self, add: Add, located: str) -> None:
         size = files.size_of(located)
         if size is None:
-            self._gone(f"{add.path} is in the log and not in {self.path}", add)
+            self._lost(f"{add.path} is in the log and not in {self.path}", add)
             return
         why = self._damaged.get(add.path)
         try:
@@ -366,7 +292,7 @@ class DeltaReader:
         except files.Damaged as damage:
             why, rows = str(damage), 0
         if why is not None:
-            self._gone(f"{add.path}: {why}", add)
+            self._lost(f"{add.path}: {why}", add)
         elif add.rows is not None and rows != add.rows:
             self._altered(f"{add.path} holds {rows:,} rows, and the log says {add.rows:,}")
         elif size != add.size:
@@ -374,23 +300,20 @@ class DeltaReader:
                 f"{add.path} has {size:,} bytes, and the log says {add.size:,}: it was written again"
             )
 
-    def _gone(self, what: str, add: Add) -> None:
+    def _lost(self, what: str, add: Add) -> None:
         """A file that cannot be read; the others of its commit tell which offsets it had."""
         commit = self.log.commits.get(self._added_in.get(add.path, -1))
         others = [] if commit is None else [self._located(each.path) for each in commit.adds if each != add]
-        lacking = files.gone(self._spans_of(add), files.readable(others), add.rows or 0)
-        at = None if lacking.place is None else self.positions().of(*lacking.place)
-        words = lacking.words or ("" if add.rows is None else f"; it had {add.rows:,} rows")
-        self._altered(what + words, None if at is None else at[0], lacking.ranges)
+        had = "" if add.rows is None else f"; it had {add.rows:,} rows"
+        self._gone(what, self._spans_of(add), others, add.rows or 0, had)
 
     def gaps(self) -> Sequence[Unproven]:
         found = []
-        if any(add.has_deletions for add, _ in self._files()):
+        if any(add.has_deletions for add in self._added()):
             found.append(
-                Unproven(
+                gap(
                     f"rows of {self.name} that deletion vectors hide",
                     "they are not read here: rows may be counted that readers do not see",
-                    is_gap=True,
                 )
             )
         mapping = dict((self.log.state.metadata or {}).get("configuration") or {})
@@ -415,9 +338,6 @@ class DeltaReader:
                 )
             )
         return found
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
 
 def _leads_to(before: Entry, after: Entry) -> bool:

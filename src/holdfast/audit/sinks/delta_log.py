@@ -21,7 +21,7 @@ from holdfast.audit.sinks.base import SinkUnreadable
 VERSION: Final = re.compile(r"(\d{20})\.json")
 CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 OTHER_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*")
-CHECKPOINT_COLUMNS: Final = ("add", "txn", "metaData", "protocol")
+CHECKPOINT_COLUMNS: Final = ("add", "txn", "metaData")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class Commit:
     """The entry of a ledger in the commit's own words."""
     operation: str = ""
     metadata: Mapping[str, Any] | None = None
-    features: tuple[str, ...] = ()
 
 
 @dataclass
@@ -62,7 +61,6 @@ class State:
     files: dict[str, Add] = field(default_factory=dict)
     transactions: dict[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
-    features: tuple[str, ...] = ()
 
     def take(self, commit: Commit) -> None:
         for path in commit.removes:
@@ -71,7 +69,6 @@ class State:
             self.files[add.path] = add
         self.transactions |= commit.transactions
         self.metadata = commit.metadata or self.metadata
-        self.features = commit.features or self.features
 
 
 class DeltaLog:
@@ -225,8 +222,6 @@ def _apply(commit: Commit, action: Mapping[str, Any]) -> None:
             commit.transactions[content["appId"]] = int(content["version"])
         elif kind == "metaData":
             commit.metadata = content
-        elif kind == "protocol":
-            commit.features = tuple(content.get("readerFeatures") or ())
         elif kind == "commitInfo":
             commit.told = content.get("holdfast")
             commit.operation = str(content.get("operation", ""))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -20,15 +20,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch, Offsets, as_ranges, split_struct
-from holdfast.audit.model import Range, ranges_text
-from holdfast.audit.sinks.base import SinkScope, SinkUnreadable, WindowBatch
-from holdfast.pipeline.definition.model import PipelineDefinition
-from holdfast.pipeline.positions import BatchRange, Place
+from holdfast.audit.model import Fate, Finding, Range, ranges_text
+from holdfast.audit.sinks.base import NOWHERE_YET, KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
+from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
+from holdfast.pipeline.definition.streams import stream_of
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import BatchRange, Place, Positions
 
 LINEAGE: Final = "_hf"
 PARTS: Final = ("topic", "partition", "offset", "index")
 BATCH_ROWS: Final = 256 * 1024
 """Read at once: a column of places takes a few megabytes."""
+OURS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
+"""The names of files that a sink writes."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 
@@ -224,14 +228,6 @@ def with_places(
         if name not in found and (columns is None or name in columns):
             found[name] = pa.repeat(value, batch.num_rows)
     return pa.table(found)
-
-
-def window_batches(
-    path: str, where: str, constants: Mapping[str, pa.Scalar] | None = None
-) -> Iterator[WindowBatch]:
-    for table in tables(path, None, constants):
-        for batch in table.to_batches():
-            yield WindowBatch(batch, where)
 
 
 def rows_at(path: str, place: Place, offset: int) -> list[int]:
@@ -433,3 +429,149 @@ def readable(paths: Sequence[str]) -> list[LineageBatch]:
         with contextlib.suppress(Damaged):
             found += lineage(path, path)
     return found
+
+
+# ------------------------------------------------------------------------ sinks of files
+
+
+class DataFile(NamedTuple):
+    """One file of a sink."""
+
+    path: str
+    where: str
+    """As findings name it."""
+    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]]
+    """The offsets that its batch took; nothing: they are not known, or its rows name none."""
+    constants: Callable[[], dict[str, pa.Scalar]]
+    """The values of columns that are not in the file."""
+
+
+class FilesReader:
+    """A sink of Parquet files, as it stood when it was opened: what every kind of those has in common."""
+
+    is_exact = True
+
+    def __init__(self, definition: PipelineDefinition, sink: ParquetSink | DeltaSink) -> None:
+        self.name = sink.name
+        self.takes = sink.rows
+        stream = stream_of(definition, sink)
+        self._is_tap = bool(stream.step) and not stream.kind
+        self._pipeline = definition.name
+        self.path = place_of(definition, sink.path)
+        self._found: list[Finding] = []
+        """While the ledger was read."""
+        self._damaged: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        self._misplaced: dict[tuple[str, int, str], list[Range]] = {}
+        """By topic, partition and file: rows from offsets that are not of its batch."""
+
+    def entries(self) -> Sequence[Entry]:
+        raise NotImplementedError
+
+    def _files(self) -> Iterator[DataFile]:
+        raise NotImplementedError
+
+    def _note_damage(self, file: DataFile, why: str) -> None:
+        """Remember it, unless the whole table was replaced while it was read."""
+        raise NotImplementedError
+
+    def _examine(self) -> None:
+        """Tell what is wrong with the ledger and the files."""
+        raise NotImplementedError
+
+    def _keeps(self, file: DataFile, batch: LineageBatch) -> bool:
+        """Whether rows are the pipeline's to answer for."""
+        return True
+
+    def positions(self) -> Positions:
+        entries = self.entries()
+        return entries[-1].positions if entries else NOWHERE_YET
+
+    # -------------------------------------------------------------------- rows
+
+    @contextlib.contextmanager
+    def _noting(self, file: DataFile) -> Iterator[None]:
+        try:
+            yield
+        except Damaged as damage:
+            self._note_damage(file, str(damage))
+
+    def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
+        self._misplaced = {}
+        for file in self._not_below(scope):
+            self._counts[file.where] = 0
+            with self._noting(file):
+                for batch in lineage(file.path, file.where):
+                    self._counts[file.where] += len(batch)
+                    if not self._keeps(file, batch):
+                        continue
+                    strays = outside(batch, file.spans)
+                    if len(strays):
+                        key = (batch.topic, batch.partition, batch.where)
+                        self._misplaced.setdefault(key, []).extend(as_ranges(strays))
+                    yield batch
+
+    def _not_below(self, scope: SinkScope | None) -> Iterator[DataFile]:
+        """The files that may hold rows of the scope."""
+        starts = {} if scope is None else starts_of(scope)
+        return (file for file in self._files() if not is_below(file.spans, starts))
+
+    def windows(self) -> Iterator[WindowBatch]:
+        for file in self._files():
+            with self._noting(file):
+                for table in tables(file.path, None, file.constants()):
+                    yield from (WindowBatch(batch, file.where) for batch in table.to_batches())
+
+    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
+        for file in self._not_below(scope):
+            with self._noting(file):
+                yield from tables(file.path, columns, file.constants())
+
+    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
+        raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")
+
+    def find(self, place: Place, offset: int) -> list[str]:
+        found = []
+        for file in self._files():
+            spans = file.spans.get((place.topic, place.partition), ())
+            if file.spans and not any(start <= offset < end for start, end in spans):
+                continue
+            try:
+                found += [f"{file.path} row {row}" for row in rows_at(file.path, place, offset)]
+            except Damaged as damage:
+                found.append(f"{file.path}: {damage}")
+        return found
+
+    # -------------------------------------------------------------------- what is wrong
+
+    def problems(self) -> Sequence[Finding]:
+        known, self._found = self._found, list(self._found)
+        self._examine()
+        for (topic, partition, where), ranges in self._misplaced.items():
+            self._altered(
+                f"{where} holds rows from offsets that are not of its batch", (topic, partition), ranges
+            )
+        found, self._found = self._found, known
+        return found
+
+    def _altered(
+        self, detail: str, partition: tuple[str, int] | None = None, ranges: Sequence[Range] = ()
+    ) -> None:
+        known = None if partition is None else self.positions().of(*partition)
+        place = None if known is None else known[0]
+        self._found.append(Finding(Fate.ALTERED, self.name, place, tuple(ranges), detail=detail))
+
+    def _gone(
+        self,
+        what: str,
+        spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]],
+        others: Sequence[str],
+        missing: int,
+        otherwise: str = "",
+    ) -> None:
+        """A batch lacks rows: with their offsets, where what is left in these files tells."""
+        lacking = gone(spans, readable(others), missing)
+        self._altered(what + (lacking.words or otherwise), lacking.place, lacking.ranges)
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -8,29 +8,147 @@ every record of the pipeline that the topic holds is one the ledger knows of, an
 
 A record says where it came from in its header `hf-source`; one without it is somebody else's and is only counted.
 Offsets that the topic has dropped, or has compacted away, are a gap: what was there nobody can say.
+
+The ledger of a Kafka sink: a compacted topic, in which the last record of partition w is what writer w has.
+
+A record holds an entry, the number of writers its batch was made with, and the entry before it. The sink stands at the
+newest entry that all its writers have; what only some of them have is a batch under way, and its rows are pending.
+Compaction takes older entries away, so numbers may be missing here. A record without a value is a reset: nothing before
+it counts.
+
+Dead letters: records as they came, with where from and why in headers of holdfast's own dialect.
+
+A record may have failed before and carry the headers of that too: the last set counts, which begins with the topic.
+Others may use the same topic; theirs name another group than the pipeline. A dead letter that was redriven stays where
+it is, and what was sent again is a record of the source with a place of its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.admin.errors import ClusterError
 from holdfast.audit.lineage import LineageBatch, as_ranges, split_columns
-from holdfast.audit.model import Fate, Finding, Unproven
+from holdfast.audit.model import Fate, Finding, Unproven, gap
 from holdfast.audit.record_walk import await_decided
 from holdfast.audit.sinks import headers
-from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
-from holdfast.audit.sinks.ledger import NOWHERE_YET
-from holdfast.audit.sinks.topic_ledger import TopicLedger
+from holdfast.audit.sinks.base import (
+    NOWHERE_YET,
+    DeadLetterRow,
+    KeyedBatch,
+    SinkScope,
+    SinkUnreadable,
+    WindowBatch,
+    read_entry,
+)
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
+
+
+@dataclass
+class Writer:
+    """What one partition of the ledger still says, since the last reset."""
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    last: Entry | None = None
+    writers: int = 1
+    """Of its last batch."""
+    previous: Entry | None = None
+
+
+@dataclass
+class TopicLedger:
+    """All of a ledger topic that is kept."""
+
+    pipeline: str
+    sink: str
+    writers: dict[int, Writer] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
+
+    def take(self, partition: int, offset: int, value: bytes | None) -> None:
+        """The next record of a partition."""
+        if value is None:
+            self.writers[partition] = Writer()
+            return
+        writer = self.writers.setdefault(partition, Writer())
+        try:
+            document = json.loads(value)
+            entry = read_entry(document["entry"], self.pipeline, self.sink)
+            before = document["previous"]
+            previous = None if before is None else read_entry(before, self.pipeline, self.sink)
+            count = int(document["writers"])
+        except (ValueError, KeyError, TypeError) as error:
+            self.troubles.append(f"partition {partition}, offset {offset}: {error}")
+            return
+        if previous is not None:
+            writer.entries[previous.number] = previous
+        writer.entries[entry.number] = entry
+        writer.last, writer.writers, writer.previous = entry, count, previous
+
+    def standing(self) -> Entry | None:
+        """The newest batch that every writer of it has."""
+        newest = self._newest()
+        if newest is None:
+            return None
+        return newest.previous if self.is_under_way() else newest.last
+
+    def is_under_way(self) -> bool:
+        """Only some of its writers have the newest batch."""
+        newest = self._newest()
+        if newest is None:
+            return False
+        number = _number(newest.last)
+        done = {at for at, each in self.writers.items() if each.last and each.last.number == number}
+        return not done >= set(range(newest.writers))
+
+    def _newest(self) -> Writer | None:
+        """The writer with the newest batch."""
+        known = [each for each in self.writers.values() if each.last is not None]
+        return max(known, key=lambda each: _number(each.last), default=None)
+
+    def entries(self) -> list[Entry]:
+        """Those kept, ascending, up to where the sink stands."""
+        standing = self.standing()
+        if standing is None:
+            return []
+        found = _merged(each.entries for each in self.writers.values())
+        return [found[number] for number in sorted(found) if number <= standing.number]
+
+    def disagreements(self) -> list[str]:
+        """Numbers under which writers keep different entries."""
+        seen: dict[int, Entry] = {}
+        found = []
+        for partition, writer in sorted(self.writers.items()):
+            for number, entry in writer.entries.items():
+                other = seen.setdefault(number, entry)
+                if other.range != entry.range or other.positions != entry.positions:
+                    found.append(f"partition {partition} says another entry {number} than the others")
+        return found
+
+
+def _number(entry: Entry | None) -> int:
+    return -1 if entry is None else entry.number
+
+
+def _merged(parts: Iterable[Mapping[int, Entry]]) -> dict[int, Entry]:
+    found: dict[int, Entry] = {}
+    for part in parts:
+        found.update(part)
+    return found
+
+
+# ---------------------------------------------------------------------------- kafka
+
 
 SOURCE: Final = "hf-source"
 BATCH_BYTES: Final = 8 << 20
@@ -152,9 +270,7 @@ class TopicReader:
 
     def places(self, batch: pa.RecordBatch) -> headers.Places:
         """Where each record came from."""
-        names, values, ends = headers.flat_headers(batch.column("headers"))
-        at = headers.first_of_each(headers.places_of(names, SOURCE), ends)
-        return headers.parse_sources(headers.taken(values, at))
+        return headers.parse_sources(headers.first_header(batch.column("headers"), SOURCE))
 
     def _known(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, headers.Places]:
         """The records that are the pipeline's."""
@@ -264,19 +380,14 @@ class TopicReader:
         dropped = self._dropped
         if dropped and self.entries():
             found.append(
-                Unproven(
+                gap(
                     f"what {self.topic} held below the offsets it begins with",
                     "it has dropped "
                     + ", ".join(f"{count:,} of partition {number}" for number, count in dropped.items()),
-                    is_gap=True,
                 )
             )
         if self._compacted:
-            found.append(
-                Unproven(
-                    f"{self._compacted:,} offsets of {self.topic}", "they were compacted away", is_gap=True
-                )
-            )
+            found.append(gap(f"{self._compacted:,} offsets of {self.topic}", "they were compacted away"))
         if self.foreign:
             found.append(
                 Unproven(f"{self.foreign:,} records of {self.topic}", "they are not this pipeline's")
@@ -320,10 +431,9 @@ class KafkaReader(TopicReader):
         found = list(super().gaps())
         if self.takes and self._sink.value is not None:
             found.append(
-                Unproven(
+                gap(
                     f"the rows of {self.takes} in {self.topic}",
                     "an expression makes their values, and they do not show what they were made of",
-                    is_gap=True,
                 )
             )
         return found
@@ -361,3 +471,100 @@ def _column(name: str, values: list[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return pa.array([None if each is None else json.dumps(each) for each in values], pa.string())
+
+
+# ---------------------------------------------------------------------------- dead letter
+
+
+PREFIX: Final = "hf-dlt-"
+
+
+class DeadLetters(TopicReader):
+    """The dead letters of one pipeline."""
+
+    kind = "dead_letter"
+
+    def __init__(self, definition: PipelineDefinition, settings: Mapping[str, str]) -> None:
+        letter = dead_letter_of(definition)
+        super().__init__(
+            definition.name,
+            DEAD_LETTER_NAME,
+            letter.topic,
+            own_settings(settings, letter.bootstrap, letter.settings),
+        )
+
+    def places(self, batch: pa.RecordBatch) -> headers.Places:
+        names, values, ends = headers.flat_headers(batch.column("headers"))
+        begin = headers.last_of_each(headers.places_of(names, f"{PREFIX}topic"), ends)
+
+        def last(name: str) -> pa.Array:
+            at = headers.last_of_each(headers.places_of(names, PREFIX + name), ends)
+            return headers.taken(values, np.where(at > begin, at, -1))
+
+        topics = _texts(headers.taken(values, begin))
+        partitions, offsets = headers.decimal(last("partition")), headers.decimal(last("offset"))
+        is_ours = pc.fill_null(pc.equal(last("group"), self.pipeline.encode()), False)
+        is_known = (
+            is_ours.to_numpy(zero_copy_only=False)
+            & (begin >= 0)
+            & (partitions >= 0)
+            & topics.is_valid().to_numpy(zero_copy_only=False)
+        )
+        offsets = np.where(is_known, offsets, -1)
+        return headers.Places(
+            pc.dictionary_encode(topics), partitions, offsets, np.zeros(len(offsets), np.int64)
+        )
+
+    def letters(self) -> Iterator[tuple[LineageBatch, pa.Array]]:
+        """Places, as runs of one partition, with the reason of each."""
+        self._again = {}
+        for batch in self.records():
+            kept, places = self._known(batch)
+            if kept.num_rows == 0:
+                continue
+            reasons = self._said(kept, "reason")
+            where = f"{self.topic}-{kept.column('partition')[0].as_py()}"
+            codes = places.topics.indices.to_numpy(zero_copy_only=False).astype(np.int64) << 32
+            order = np.argsort(codes | places.partitions, kind="stable")
+            row = 0
+            for run in split_columns(
+                places.topics.take(pa.array(order)),
+                pa.array(places.partitions[order]),
+                pa.array(places.offsets[order]),
+                pa.array(places.indexes[order]),
+                where,
+            ):
+                self._note_again(run)
+                yield run, reasons.take(pa.array(order[row : row + len(run)]))
+                row += len(run)
+
+    def dead_letters(self) -> Iterator[DeadLetterRow]:
+        for batch in self.records():
+            kept, places = self._known(batch)
+            columns = (
+                places.topics.dictionary_decode().to_pylist(),
+                places.partitions.tolist(),
+                places.offsets.tolist(),
+                self._said(kept, "reason").to_pylist(),
+                self._said(kept, "message").to_pylist(),
+                kept.column("partition").to_pylist(),
+                kept.column("offset").to_pylist(),
+            )
+            for topic, partition, offset, reason, error, number, at in zip(*columns, strict=True):
+                where = f"{self.topic}-{number}@{at}"
+                yield DeadLetterRow(topic, partition, offset, 0, reason or "", error or "", where)
+
+    @staticmethod
+    def _said(batch: pa.RecordBatch, name: str) -> pa.Array:
+        """What the last header of this name says."""
+        return _texts(headers.last_header(batch.column("headers"), PREFIX + name))
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raw = values.to_pylist()
+        return pa.array(
+            [None if each is None else each.decode("utf-8", "replace") for each in raw], pa.string()
+        )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkUnreadable
-from holdfast.audit.sinks.dead_letter import DeadLetters
 from holdfast.audit.sinks.delta import DeltaReader
-from holdfast.audit.sinks.kafka import KafkaReader
+from holdfast.audit.sinks.kafka import DeadLetters, KafkaReader
 from holdfast.audit.sinks.parquet import ParquetReader
 from holdfast.pipeline.definition.model import (
     DeltaSink,

@@ -16,23 +16,22 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import pyarrow as pa
 
-from holdfast.audit.lineage import NOWHERE, LineageBatch, as_ranges
-from holdfast.audit.model import Fate, Finding, Range, Unproven
+from holdfast.audit.model import Finding, Unproven
 from holdfast.audit.sinks import files
-from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
-from holdfast.audit.sinks.ledger import NOWHERE_YET, hole_findings, read_entry
+from holdfast.audit.sinks.base import (
+    SinkUnreadable,
+    hole_findings,
+    read_entry,
+)
 from holdfast.pipeline.definition.model import ParquetSink, PipelineDefinition
-from holdfast.pipeline.definition.streams import stream_of
 from holdfast.pipeline.ledger import Entry
-from holdfast.pipeline.positions import Place, Positions
 
 BATCH: Final = re.compile(r"batch=(\d{20})")
-OURS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
 FILES_NAMED: Final = 5
 """In one finding."""
 
@@ -69,19 +68,13 @@ class Directory:
         return files.spans_of([entry.range for entry in self.entries])
 
 
-class ParquetReader:
+class ParquetReader(files.FilesReader):
     """One Parquet sink, as it stood when it was opened."""
 
     kind = "parquet"
-    is_exact = True
 
     def __init__(self, definition: PipelineDefinition, sink: ParquetSink) -> None:
-        self.name = sink.name
-        self.takes = sink.rows
-        stream = stream_of(definition, sink)
-        self._is_tap = bool(stream.step) and not stream.kind
-        self._pipeline = definition.name
-        self.path = files.place_of(definition, sink.path)
+        super().__init__(definition, sink)
         self._identity = _identity(self.path)
         self._strangers: list[str] = []
         self._oddments: list[str] = []
@@ -90,10 +83,6 @@ class ParquetReader:
         for directory in self._directories:
             self._read_entries(directory)
             _ = directory.files
-        self._damaged: dict[str, str] = {}
-        self._counts: dict[str, int] = {}
-        self._misplaced: dict[tuple[str, int, str], list[Range]] = {}
-        """By topic, partition and file: rows from offsets that are not of its batch."""
 
     # -------------------------------------------------------------------- what there is
 
@@ -154,46 +143,28 @@ class ParquetReader:
     def entries(self) -> Sequence[Entry]:
         return [entry for directory in self._current for entry in directory.entries]
 
-    def positions(self) -> Positions:
-        entries = self.entries()
-        return entries[-1].positions if entries else NOWHERE_YET
-
     # -------------------------------------------------------------------- rows
 
-    def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
-        starts = files.starts_of(scope)
-        self._misplaced = {}
+    def _files(self) -> Iterator[files.DataFile]:
         for directory in self._directories:
-            if not self._is_tap and files.is_below(directory.spans, starts):
-                continue
-            for path, _ in directory.files:
-                yield from self._rows_of(directory, path)
+            for path, folders in directory.files:
+                yield self._file(directory, path, folders)
 
-    def _rows_of(self, directory: Directory, path: str) -> Iterator[LineageBatch]:
+    def _file(self, directory: Directory, path: str, folders: Sequence[str]) -> files.DataFile:
         where = os.path.relpath(path, self.path)
-        counted = 0
-        try:
-            for batch in files.lineage(path, where):
-                counted += len(batch)
-                self._place(directory, batch)
-                yield batch
-        except files.Damaged as damage:
-            self._note_damage(path, str(damage))
-        self._counts[path] = counted
+        return files.DataFile(
+            path, where, self._spans(directory), partial(self._constants, directory, folders)
+        )
 
-    def _place(self, directory: Directory, batch: LineageBatch) -> None:
-        if batch.topic != NOWHERE and not self._is_tap:
-            strays = files.outside(batch, directory.spans)
-            if len(strays):
-                key = (batch.topic, batch.partition, batch.where)
-                self._misplaced.setdefault(key, []).extend(as_ranges(strays))
+    def _spans(self, directory: Directory) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        return {} if self._is_tap else directory.spans
 
-    def _note_damage(self, path: str, why: str) -> None:
+    def _note_damage(self, file: files.DataFile, why: str) -> None:
         if _identity(self.path) != self._identity:
             raise SinkUnreadable(
                 f"sink {self.name!r}: {self.path} was rebuilt while it was read (`pipeline compact`); audit it again"
             )
-        self._damaged[path] = why
+        self._damaged[file.where] = why
 
     def _constants(self, directory: Directory, folders: Sequence[str]) -> dict[str, pa.Scalar]:
         if not folders:
@@ -207,77 +178,20 @@ class ParquetReader:
         except (OSError, ValueError, KeyError):
             return {}
 
-    def windows(self) -> Iterator[WindowBatch]:
-        for directory in self._directories:
-            for path, folders in directory.files:
-                where = os.path.relpath(path, self.path)
-                try:
-                    yield from files.window_batches(path, where, self._constants(directory, folders))
-                except files.Damaged as damage:
-                    self._note_damage(path, str(damage))
-
-    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
-        starts = {} if scope is None else files.starts_of(scope)
-        for directory in self._directories:
-            if not self._is_tap and files.is_below(directory.spans, starts):
-                continue
-            for path, folders in directory.files:
-                try:
-                    yield from files.tables(path, columns, self._constants(directory, folders))
-                except files.Damaged as damage:
-                    self._note_damage(path, str(damage))
-
-    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
-        raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")
-
-    def find(self, place: Place, offset: int) -> list[str]:
-        found = []
-        for directory in self._directories:
-            spans = directory.spans.get((place.topic, place.partition))
-            if directory.entries and not any(start <= offset < end for start, end in spans or ()):
-                continue
-            for path, _ in directory.files:
-                try:
-                    rows = files.rows_at(path, place, offset)
-                except files.Damaged as damage:
-                    found.append(f"{path}: {damage}")
-                    continue
-                found += [f"{path} row {row}" for row in rows]
-        return found
-
     # -------------------------------------------------------------------- what is wrong
 
-    def problems(self) -> Sequence[Finding]:
-        found = [self._altered(f"{os.path.join(self.path, name)} is in no batch") for name in self._strangers]
-        found += self._holes()
+    def _examine(self) -> None:
+        for name in self._strangers:
+            self._altered(f"{os.path.join(self.path, name)} is in no batch")
+        self._found += self._holes()
         for directory in self._directories:
             if directory.trouble:
-                found.append(
-                    self._altered(
-                        f"{directory.name} has no ledger entry that can be read ({directory.trouble}); its "
-                        f"{len(directory.files)} files are counted nowhere"
-                    )
+                self._altered(
+                    f"{directory.name} has no ledger entry that can be read ({directory.trouble}); its "
+                    f"{len(directory.files)} files are counted nowhere"
                 )
             else:
-                found += self._uncounted(directory)
-        for (topic, partition, where), ranges in self._misplaced.items():
-            found.append(
-                Finding(
-                    Fate.ALTERED,
-                    self.name,
-                    self._place_of(topic, partition),
-                    tuple(ranges),
-                    detail=f"{where} holds rows from offsets that are not of its batch",
-                )
-            )
-        return found
-
-    def _altered(self, detail: str, place: Place | None = None, ranges: Sequence[Range] = ()) -> Finding:
-        return Finding(Fate.ALTERED, self.name, place, tuple(ranges), detail=detail)
-
-    def _place_of(self, topic: str, partition: int) -> Place | None:
-        known = self.positions().of(topic, partition)
-        return None if known is None else known[0]
+                self._check_rows(directory)
 
     def _holes(self) -> list[Finding]:
         """Numbers that are missing; only those of the ledger of today have to begin at a known number."""
@@ -295,39 +209,35 @@ class ParquetReader:
             before = directory
         return found
 
-    def _uncounted(self, directory: Directory) -> list[Finding]:
+    def _check_rows(self, directory: Directory) -> None:
         """A batch whose files hold more or fewer rows than its entries say."""
         counts: dict[str, int] = {}
         damaged: dict[str, str] = {}
-        for path, _ in directory.files:
-            try:
-                counts[path] = self._counts[path] if path in self._counts else files.count_rows(path)
-            except files.Damaged as damage:
-                self._note_damage(path, str(damage))
-            if path in self._damaged:
-                damaged[path] = self._damaged[path]
+        for path, folders in directory.files:
+            file = self._file(directory, path, folders)
+            with self._noting(file):
+                known = self._counts.get(file.where)
+                counts[path] = files.count_rows(path) if known is None else known
+            if file.where in self._damaged:
+                damaged[file.where] = self._damaged[file.where]
         held = sum(counts.values())
-        found = []
-        for path, why in damaged.items():
-            what = f"{os.path.relpath(path, self.path)}: {why}"
-            found.append(self._gone(what, directory, directory.rows - held))
-        if damaged:
-            return found
-        if held < directory.rows:
-            what = (
+        lacking = [f"{where}: {why}" for where, why in damaged.items()]
+        if held < directory.rows and not damaged:
+            lacking.append(
                 f"the entries of {directory.name} count {directory.rows:,} rows, and its {len(counts)} files hold "
                 f"{held:,}: a file or rows were removed"
             )
-            found.append(self._gone(what, directory, directory.rows - held))
-        elif held > directory.rows:
-            found.append(self._altered(self._surplus(directory, counts, held)))
-        else:
-            strange = [path for path in counts if not OURS.fullmatch(os.path.basename(path))]
-            found += [
-                self._altered(f"{os.path.relpath(path, self.path)} is no file that the sink wrote")
-                for path in strange
-            ]
-        return found
+        paths = [path for path, _ in directory.files]
+        for what in lacking:
+            self._gone(what, self._spans(directory), paths, directory.rows - held)
+        if damaged:
+            return
+        if held > directory.rows:
+            self._altered(self._surplus(directory, counts, held))
+        elif held == directory.rows:
+            for path in counts:
+                if not files.OURS.fullmatch(os.path.basename(path)):
+                    self._altered(f"{os.path.relpath(path, self.path)} is no file that the sink wrote")
 
     def _surplus(self, directory: Directory, counts: Mapping[str, int], held: int) -> str:
         more = held - directory.rows
@@ -335,20 +245,13 @@ class ParquetReader:
             f"the entries of {directory.name} count {directory.rows:,} rows, and its files hold {held:,}: {more:,} "
             "that no entry counts"
         )
-        suspects = [path for path in counts if not OURS.fullmatch(os.path.basename(path))]
+        suspects = [path for path in counts if not files.OURS.fullmatch(os.path.basename(path))]
         if not suspects:
             suspects = [path for path, rows in counts.items() if rows == more]
             if len(suspects) != 1:
                 return what
         names = ", ".join(os.path.basename(path) for path in suspects[:FILES_NAMED])
         return f"{what}, in {names}"
-
-    def _gone(self, what: str, directory: Directory, missing: int) -> Finding:
-        """The finding of a batch that lacks rows, with their offsets where they are known."""
-        left = files.readable([path for path, _ in directory.files])
-        lacking = files.gone({} if self._is_tap else directory.spans, left, missing)
-        place = None if lacking.place is None else self._place_of(*lacking.place)
-        return self._altered(what + lacking.words, place, lacking.ranges)
 
     def gaps(self) -> Sequence[Unproven]:
         found = []
@@ -368,9 +271,6 @@ class ParquetReader:
                 )
             )
         return found
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
 
 def _identity(path: str) -> Any:

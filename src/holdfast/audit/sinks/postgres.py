@@ -21,9 +21,16 @@ import pyarrow.compute as pc
 from psycopg import errors, sql
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch
-from holdfast.audit.model import Fate, Finding, Unproven
-from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
-from holdfast.audit.sinks.ledger import NOWHERE_YET, number_holes, read_entry
+from holdfast.audit.model import Fate, Finding, Unproven, gap
+from holdfast.audit.sinks.base import (
+    NOWHERE_YET,
+    KeyedBatch,
+    SinkScope,
+    SinkUnreadable,
+    WindowBatch,
+    number_holes,
+    read_entry,
+)
 from holdfast.pipeline.definition.model import PipelineDefinition, PostgresSink
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
@@ -372,10 +379,9 @@ class PostgresReader:
             ]
         if self._has_ledger and not self._entries and self.rows_seen:
             return [
-                Unproven(
+                gap(
                     f"{self.rows_seen:,} rows of {self._sink.schema_name}.{self._sink.table}",
                     f"{LEDGER} has no entry of the sink: it was reset, or somebody removed them",
-                    is_gap=True,
                 )
             ]
         return []

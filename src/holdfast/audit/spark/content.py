@@ -1,4 +1,4 @@
-"""The contents of rows, by Spark: every column that a sink stores, also those that rules and queries made.
+"""The contents of rows, by Spark: the columns of sinks that rules and queries made.
 
 Rows are joined with what the steps give for the same place and compared column by column; null equals null. A sink's
 text (a topic's JSON) is read as the types that the steps give. Left alone are maps, which have no order, columns that a
@@ -8,67 +8,112 @@ round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.audit.content_check import keeps_exactly
-from holdfast.audit.model import Fate
-from holdfast.audit.spark.sinks import Scratch
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.audit.content import keeps_exactly
 from holdfast.audit.spark.steps import LINEAGE, PLACE, Evaluated
 from holdfast.pipeline.definition.model import (
     DeltaSink,
     KafkaSink,
     ParquetSink,
-    PipelineDefinition,
     PostgresSink,
     SinkDefinition,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-VALUE = "_held_value"
+VALUE: Final = "_held_value"
+ROWS_PER_GROUP: Final = 1 << 20
+_LINEAGE: Final = [
+    ("_hf_topic", pa.string()),
+    ("_hf_partition", pa.int32()),
+    ("_hf_offset", pa.int64()),
+    ("_hf_index", pa.int32()),
+]
 
 
-def compared(
-    scratch: Scratch, definition: PipelineDefinition, reader: Any, evaluated: Evaluated
-) -> DataFrame | None:
-    """Places whose row does not hold what the steps say, with `fate`, `sink` and `why`; nothing to compare: nothing."""
+class Scratch:
+    """A directory of the audit's own for what Spark's tasks read and write; it is gone when the audit ends."""
+
+    def __init__(self, spark: SparkSession, directory: str) -> None:
+        self._spark = spark
+        self._directory = directory
+
+    def path(self, name: str) -> str:
+        return os.path.join(self._directory, name)
+
+    def table(
+        self,
+        name: str,
+        tables: Iterable[pa.Table],
+        schema: pa.Schema | None = None,
+        *,
+        empty: Sequence[str] = (),
+    ) -> DataFrame:
+        """A frame of these rows. Without a schema that of the first table counts; without any, texts named `empty`.
+
+        Readers stream, so that no more than some batches are in memory.
+        """
+        path = self.path(f"{name}.parquet")
+        writer: pq.ParquetWriter | None = None
+        try:
+            for table in tables:
+                if writer is None:
+                    schema = schema or table.schema
+                    writer = pq.ParquetWriter(path, schema, compression="lz4")
+                assert schema is not None
+                writer.write_table(table.cast(schema), row_group_size=ROWS_PER_GROUP)
+            if writer is None:
+                columns = [*_LINEAGE, *((each, pa.string()) for each in empty)]
+                writer = pq.ParquetWriter(path, schema or pa.schema(columns))
+        finally:
+            if writer is not None:
+                writer.close()
+        return self._spark.read.parquet(path)
+
+
+def not_compared(sink: SinkDefinition, evaluated: Evaluated) -> str:
+    """Why the columns that steps compute for a sink are not compared; nothing when they are."""
+    if evaluated.unknown:
+        return f"step {evaluated.unknown!r} is not run again"
+    if evaluated.expands:
+        return "the rows that a query makes of one record are not told apart"
+    if sink.rows:
+        return f"its rows are those of {sink.rows!r}, beside the steps"
+    if isinstance(sink, KafkaSink) and sink.value is not None:
+        return "its values are an expression's, which is not evaluated again"
+    return ""
+
+
+def different(
+    scratch: Scratch, sink: SinkDefinition, reader: Any, evaluated: Evaluated, columns: Sequence[str]
+) -> DataFrame:
+    """The places of rows whose columns do not hold what the steps say."""
     from pyspark.sql import functions
 
-    sink = next(each for each in definition.sinks if each.name == reader.name)
-    if evaluated.unknown or evaluated.expands or sink.rows:
-        return None
-    columns = comparable(sink, reader, evaluated.main.schema)
-    if not columns or (isinstance(sink, KafkaSink) and sink.value is not None):
-        return None
     held = _held(scratch, sink, reader, columns, evaluated.main.schema)
     made = evaluated.main.select(
         *(functions.col(f"{LINEAGE}.{name}").alias(name) for name in PLACE),
         *(functions.col(f"`{name}`").alias(f"_made_{at}") for at, name in enumerate(columns)),
     )
     differs = " OR ".join(f"NOT (_made_{at} <=> _held_{at})" for at in range(len(columns)))
-    why = f"the row does not hold what the record at its place says ({', '.join(sorted(columns))})"
-    return (
-        made.join(held, list(PLACE))
-        .where(differs)
-        .select(
-            *PLACE,
-            functions.lit(str(Fate.ALTERED)).alias("fate"),
-            functions.lit(reader.name).alias("sink"),
-            functions.lit(why).alias("why"),
-        )
-    )
+    return made.join(held, list(PLACE)).where(differs).select(*PLACE)
 
 
-def comparable(sink: SinkDefinition, reader: Any, schema: StructType) -> list[str]:
-    """The columns of a sink that are to hold exactly what the steps give."""
+def comparable(sink: SinkDefinition, reader: Any, schema: StructType, known: Container[str]) -> list[str]:
+    """The columns of a sink that are to hold exactly what the steps give, but for those that were compared already."""
     found: list[str] = []
     types: Mapping[str, str] = getattr(reader, "column_types", {})
     for field in schema.fields:
         text = field.dataType.simpleString()
-        if field.name.startswith("_") or "map<" in text:
+        if field.name.startswith("_") or "map<" in text or field.name in known:
             continue
         match sink:
             case ParquetSink() | DeltaSink():
@@ -122,10 +167,8 @@ def _typed(column: Column, wanted: Any, held: Any) -> Column:
     return column.cast(wanted)
 
 
-def _plain(table: Any) -> Any:
+def _plain(table: pa.Table) -> pa.Table:
     """Without dictionaries, which Parquet does not need."""
-    import pyarrow as pa
-
     for at, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(at, field.name, table.column(at).cast(field.type.value_type))

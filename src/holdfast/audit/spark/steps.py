@@ -3,15 +3,25 @@
 Rules, filters and queries are evaluated. What a deduplication took out is taken from the record of the pipeline, and
 checked elsewhere. Behind a Python step or a lookup nothing can be said without running what only the pipeline has: from
 there on rows are judged by what was recorded.
+
+The source as a frame: the records that the definition at hand has taken, read by Spark's tasks with our own reader.
+
+A row is a record: its place, time, key and headers, the columns it decodes to, or why it does not, and the time that
+stood for "now" in the batch that took it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import TYPE_CHECKING, Final
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.model import Fate
 from holdfast.pipeline.core.frames import as_input
 from holdfast.pipeline.definition.model import (
@@ -21,11 +31,120 @@ from holdfast.pipeline.definition.model import (
     Lookup,
     PipelineDefinition,
     Python,
+    Source,
     Sql,
 )
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.packing import pack
+from holdfast.pipeline.positions import BatchRange, Place, Span
+from holdfast.reader import PartitionRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+OFFSETS_PER_TASK: Final = 500_000
+"""Enough to make a task worth starting, few enough to try one again."""
+TASKS_PER_CORE: Final = 8
+FIXED: Final = (
+    "topic string, partition int, offset bigint, _timestamp timestamp, _key binary, _headers array<struct<key: string, "
+    "value: binary>>, _tombstone boolean, _batch_time timestamp, _error string"
+)
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIME: Final = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A batch of the definition at hand that took offsets of a partition."""
+
+    start: int
+    end: int
+    batch_time_ms: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a task needs; it is pickled to workers."""
+
+    settings: Mapping[str, str]
+    source: Source
+    taken: Mapping[tuple[str, int], tuple[Taken, ...]]
+    """By topic and partition, ascending."""
+
+
+def batches_taken(entries: Sequence[Entry], fingerprint: str) -> dict[tuple[str, int], tuple[Taken, ...]]:
+    found: dict[tuple[str, int], dict[int, Taken]] = {}
+    for entry in entries:
+        for place, span in entry.range.spans.items():
+            if span.offsets and entry.fingerprint == fingerprint:
+                taken = Taken(span.start, span.end, entry.batch_time_ms)
+                found.setdefault((place.topic, place.partition), {})[span.start] = taken
+    return {place: tuple(each for _, each in sorted(by.items())) for place, by in found.items()}
+
+
+def source_frame(spark: SparkSession, reading: Reading, spans: Mapping[Place, tuple[int, int]]) -> DataFrame:
+    """The records between these."""
+    ddl = ", ".join(
+        [FIXED, *(f"`{name}` {kind}" for name, kind in SourceDecoder(reading.source).ddl.items())]
+    )
+    whole = BatchRange({place: Span(start, end) for place, (start, end) in spans.items()})
+    cores = spark.sparkContext.defaultParallelism
+    at_least = min(cores * TASKS_PER_CORE, -(-whole.offsets // OFFSETS_PER_TASK))
+    tasks = pack(whole, cores, at_least=max(1, at_least))
+    if not tasks:
+        return spark.createDataFrame([], ddl)
+    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(partial(_run_tasks, reading, tasks), ddl)
+
+
+def _run_tasks(
+    reading: Reading, tasks: Sequence[tuple[PartitionRange, ...]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    from holdfast.reader.cluster import Cluster
+
+    decoder = SourceDecoder(reading.source)
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            with Cluster(dict(reading.settings)) as cluster:
+                for each in cluster.read(list(tasks[number]), headers=True):
+                    yield _records(reading, decoder, each)
+
+
+def _records(reading: Reading, decoder: SourceDecoder, batch: pa.RecordBatch) -> pa.RecordBatch:
+    topic, partition = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
+    offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+    times_ms, is_taken = _of_batches(reading.taken.get((topic, partition), ()), offsets)
+    batch, times_ms = batch.filter(pa.array(is_taken)), times_ms[is_taken]
+    decoded = decoder.decode(topic, batch)
+    times = batch.column("timestamp").cast(TIME)
+    return pa.RecordBatch.from_pydict(
+        {
+            "topic": pa.repeat(topic, batch.num_rows),
+            "partition": pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows),
+            "offset": batch.column("offset"),
+            "_timestamp": pc.replace_with_mask(
+                times, pc.less(times.cast(pa.int64()), 0), pa.scalar(None, TIME)
+            ),  # -1: no time
+            "_key": batch.column("key").cast(pa.binary()),
+            "_headers": batch.column("headers").cast(HEADERS),
+            "_tombstone": batch.column("value").is_null(),
+            "_batch_time": pa.array(times_ms * 1000).cast(TIME),
+            "_error": decoded.errors,
+            **{name: decoded.columns[name] for name in decoder.types},
+        }
+    )
+
+
+def _of_batches(taken: Sequence[Taken], offsets: Any) -> tuple[Any, Any]:
+    """Of each offset: the time of the batch that took it, and whether one did."""
+    if not taken:
+        return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), np.bool_)
+    at = np.searchsorted(np.array([each.start for each in taken]), offsets, side="right") - 1
+    inside = (at >= 0) & (offsets < np.array([each.end for each in taken])[at])
+    return np.array([each.batch_time_ms for each in taken], np.int64)[at], inside
+
+
+# ---------------------------------------------------------------------------- steps
+
 
 LINEAGE: Final = "_hf"
 PLACE: Final = ("topic", "partition", "offset")
@@ -59,7 +178,7 @@ def evaluate(
         "named_struct('topic', topic, 'partition', partition, 'offset', offset, 'index', 0) AS _hf",
         "*",
     )
-    found = Evaluated(rows.drop(*PLACE, "kind", "is_current", "_raw", "_error"))
+    found = Evaluated(rows.drop(*PLACE, "_error"))
     found.left.append(_left(dead.selectExpr(*PLACE), Fate.DEAD_LETTER, PARSE))
     for step in definition.steps:
         match step:
@@ -116,8 +235,3 @@ def _without(found: Evaluated, aside: DataFrame, step: str) -> None:
         (functions.col(f"{LINEAGE}.{name}") == functions.col(f"_gone_{name}") for name in PLACE),
     )
     found.main = found.main.join(taken, same, "left_anti")
-
-
-def stored(names: Sequence[str]) -> list[str]:
-    """The columns that sinks keep, but for the lineage."""
-    return [name for name in names if not name.startswith("_")]

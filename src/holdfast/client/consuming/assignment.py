@@ -1,32 +1,38 @@
 """Where a member begins on the partitions it is given, and what it makes of errors while it reads.
 
-It begins at the group's committed position; where there is none, at the beginning, on partitions that were added later
-too (HF304). A position that the log does not hold any more means that messages expired before they were handled, or
-that the topic was made anew: the member stops and says so, unless it was told where to go on (HF305, HF206). So it does
-when the group has no position and had one before, as its memory tells, and when the position is of another topic of
-the same name: one that was deleted, and recreated since, before the member took it over or under its eyes. The topic's
-id is stored beside each position (see `notes`), so that is noticed whenever the topic is looked at next.
+It begins at the group's committed offset; where there is none, at the beginning, on partitions that were added later
+too (HF304). A committed offset that the log does not hold any more means that messages expired before they were
+handled, or that the topic was recreated: the member stops and says so, unless it was told where to go on (HF305,
+HF206). So it does when the group has no committed offset and had one before, as its memory tells, and when the offset
+is of another topic of the same name: one that was deleted, and recreated since, before the member took it over or under
+its eyes. The topic's id is stored beside each committed offset (see `commits.Note`), so that is noticed whenever the
+topic is looked at next.
+
+Of the topics that match its patterns a member does not take those that its own dead letters go to. Otherwise `^orders`
+would take `orders-dlt`, hand dead letters to the handler that could not handle them, and set them aside in
+`orders-dlt-dlt`, and so on. A topic that is subscribed to by its name is taken whatever it holds.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as RawConsumer
 
+from holdfast.client.consuming.commits import Note
 from holdfast.client.consuming.memory import GroupMemory, Mark
-from holdfast.client.consuming.notes import Note
-from holdfast.client.consuming.subscription import Source, own_dead_letters
 from holdfast.client.errors import ClientError
-from holdfast.client.settings import shared_settings
+from holdfast.client.process import say
+from holdfast.client.settings import is_incremental, shared_settings
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.topic_ids import NONE, TopicIds, TopicRecreated
 
-LostPositions: TypeAlias = Literal["stop", "earliest", "latest"]
+LostOffsets: TypeAlias = Literal["stop", "earliest", "latest"]
 ANSWER_SECONDS: Final = 30.0
 """How long the broker has to say where a group is."""
 MEMBER_ANSWER_SECONDS: Final = 5.0
@@ -57,12 +63,12 @@ PASSING: Final = frozenset(
 )
 """Not worth a word: the client connects again by itself."""
 WAY_OUT: Final = (
-    "Decide where to go on: lost_positions='earliest' or 'latest', or `holdfast groups reset-offsets`."
+    "Decide where to go on: lost_offsets='earliest' or 'latest', or `holdfast groups reset-offsets`."
 )
 
 
-class PositionLost(ClientError):
-    """The position of a group is no longer in the log; going on would skip or repeat, which is not ours to decide."""
+class CommittedOffsetLost(ClientError):
+    """A committed offset is no longer in the log; going on would skip or repeat, which is not ours to decide."""
 
 
 class UnreadableMessages(ClientError):
@@ -110,10 +116,9 @@ class Assignment:
     def __init__(
         self,
         consumer: Any,
-        lost_positions: LostPositions,
+        lost_offsets: LostOffsets,
         *,
-        is_incremental: bool,
-        say: Callable[[str], None],
+        say: Callable[[str], None] = say,
         memory: GroupMemory | None = None,
         settings: Mapping[str, Any] | None = None,
         ids: TopicIds | None = None,
@@ -129,9 +134,9 @@ class Assignment:
         self._id_of: dict[PartitionKey, str] = {}
         """Which topic we believe to read, where that is known."""
         self._consumer = consumer
-        self._lost_positions = lost_positions
+        self._lost_offsets = lost_offsets
         self._memory = memory
-        self.is_incremental = is_incremental
+        self.is_incremental = is_incremental(settings or {})
         """Whether rebalances take single partitions: cooperative assignors, and the new group protocol."""
         self._say = say
 
@@ -157,7 +162,7 @@ class Assignment:
                     if mark is None
                     else Start(self._patiently(partial(self._start_of_forgotten, mark)), is_stored=False)
                 )
-        self._assign(
+        self.assign(
             [
                 TopicPartition(*key, start.position if start.read_from is None else start.read_from)
                 for key, start in starts.items()
@@ -221,13 +226,13 @@ class Assignment:
         place = f"{mark.topic}-{mark.partition}"
         since = time.strftime("%Y-%m-%d", time.gmtime(mark.since_ms / 1000))
         what = f"{place}: group '{mark.group}' has worked here since {since}, and has no position any more"
-        if self._lost_positions == "stop":
-            raise PositionLost(
+        if self._lost_offsets == "stop":
+            raise CommittedOffsetLost(
                 f"{what}: it expired (offsets.retention.minutes), or was deleted. To begin again would repeat what was "
                 f"handled, and pass over what left the log meanwhile. {WAY_OUT}"
             )
-        self._say(f"{what}; going on at the {self._lost_positions}")
-        if self._lost_positions == "earliest":
+        self._say(f"{what}; going on at the {self._lost_offsets}")
+        if self._lost_offsets == "earliest":
             return OFFSET_BEGINNING
         return self._ends(TopicPartition(mark.topic, mark.partition))[1]
 
@@ -291,14 +296,14 @@ class Assignment:
             f"topic '{topic}' was deleted and recreated: this group's position of {topic}-{partition} is of the topic "
             f"with id {old or self._id_of[key]}, and now the id is {new}"
         )
-        if self._lost_positions == "stop":
+        if self._lost_offsets == "stop":
             raise TopicRecreated(
                 f"{what}. To go on there would skip the first messages of the new one. {WAY_OUT}"
             )
         low, high = self._patiently(lambda: self._ends(TopicPartition(*key)))
         self._id_of[key] = new
-        self._say(f"{what}; going on at the {self._lost_positions}")
-        return int(low if self._lost_positions == "earliest" else high)
+        self._say(f"{what}; going on at the {self._lost_offsets}")
+        return int(low if self._lost_offsets == "earliest" else high)
 
     def close(self) -> None:
         if self._ids is not None:
@@ -315,7 +320,7 @@ class Assignment:
                 partitions + [TopicPartition(*key, offset) for key, offset in others.items()]
             )
 
-    def _assign(self, partitions: list[TopicPartition]) -> None:
+    def assign(self, partitions: list[TopicPartition]) -> None:
         if self.is_incremental:
             self._consumer.incremental_assign(partitions)
         else:
@@ -382,26 +387,26 @@ class Assignment:
         if low is None or high is None:
             low, high = self._patiently(lambda: self._ends(lost))
         place = f"{lost.topic}-{lost.partition}"
-        if self._lost_positions == "stop":
+        if self._lost_offsets == "stop":
             how = (
                 f"{low - lost.offset} messages expired before they were handled"
                 if lost.offset < low
                 else "it was cut off, or brought back from an older copy, and may hold other messages there by now"
             )
-            raise PositionLost(
+            raise CommittedOffsetLost(
                 f"{place}: this group's position {lost.offset} is outside the log, which holds {low} to {high}: {how}. "
                 f"{WAY_OUT}"
             )
         self._say(
             f"{place}: position {lost.offset} is outside the log ({low} to {high}); "
-            f"going on at the {self._lost_positions}"
+            f"going on at the {self._lost_offsets}"
         )
-        return low if self._lost_positions == "earliest" else high
+        return low if self._lost_offsets == "earliest" else high
 
     def judge(self, raw: Any, error: KafkaError) -> BaseException | None:
         """What an error among the messages means: a reason to stop, or nothing that lasts."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            return PositionLost(
+            return CommittedOffsetLost(
                 f"{raw.topic()}-{raw.partition()}: the position {raw.offset()} of this group is not in the log any "
                 f"more ({error.str()}). Messages may have expired before they were handled. {WAY_OUT}"
             )
@@ -415,3 +420,72 @@ class Assignment:
         if error.code() not in PASSING:
             self._say(f"{error.name()}: {error.str()}")
         return None
+
+
+def takes(topics: Iterable[str], topic: str) -> bool:
+    """Whether a topic is among these; names that begin with ^ are patterns, as everywhere in the client."""
+    return any(topic == each or (each.startswith("^") and re.search(each, topic)) for each in topics)
+
+
+class Source(NamedTuple):
+    """Topics by name or pattern, and where what fails of each goes."""
+
+    topics: Collection[str]
+    dead_letter_topic: Callable[[str], str]
+
+    def letters(self, topic: str) -> str | None:
+        if not takes(self.topics, topic):
+            return None
+        try:
+            return self.dead_letter_topic(topic)
+        except Exception:  # noqa: BLE001 - a user's function that does not know the topic: nothing of it goes anywhere
+            return None
+
+
+def own_dead_letters(sources: Collection[Source], consumer: Any) -> frozenset[str]:
+    """Topics that a pattern would take although they hold our own dead letters. Raises KafkaException when nobody
+    answers."""
+    names = {each for source in sources for each in source.topics}
+    if not any(each.startswith("^") for each in names):
+        return frozenset()
+    found = consumer.list_topics(timeout=ANSWER_SECONDS)
+    if found is None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    return frozenset(
+        letters
+        for source in sources
+        for topic in found.topics
+        if (letters := source.letters(topic)) is not None and letters != topic and letters not in names
+    )
+
+
+SEEK_SECONDS: Final = 10.0
+SEEK_AGAIN_SECONDS: Final = 0.005
+METADATA: Final = b"CGMDv2:"
+"""How librdkafka's serialised group metadata begins; the generation follows, as a 32-bit number."""
+
+
+def seek(consumer: Any, place: TopicPartition) -> None:
+    """Seek; a partition that was assigned a moment ago is not ready for it at once."""
+    deadline = time.monotonic() + SEEK_SECONDS
+    while True:
+        try:
+            consumer.seek(place)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE or time.monotonic() > deadline:
+                raise
+            time.sleep(SEEK_AGAIN_SECONDS)
+        else:
+            return
+
+
+def is_member(consumer: Any, metadata: bytes) -> bool:
+    """Whether group metadata is that of a member.
+
+    A member that lost its membership and has not been told yet has none, and a broker takes positions that come in a
+    transaction without a member as those of a program that uses no group: nothing would fence them.
+    """
+    if metadata.startswith(METADATA):
+        generation = metadata[len(METADATA) : len(METADATA) + 4]
+        return int.from_bytes(generation, "little", signed=True) >= 0
+    return bool(consumer.memberid())

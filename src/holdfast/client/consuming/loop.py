@@ -16,27 +16,26 @@ before a partition was taken over anew; those are dropped, and the partition is 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-from holdfast.client.consuming.assignment import Assignment, LostPositions, Start
-from holdfast.client.consuming.memory import GroupMemory
-from holdfast.client.consuming.positions import Positions
-from holdfast.client.consuming.runs import Pool, Reports
-from holdfast.client.consuming.subscription import Source
+from holdfast.client.consuming.assignment import Assignment, LostOffsets, Source, Start
+from holdfast.client.consuming.commits import Commits
+from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory
 from holdfast.client.consuming.tracker import PartitionTracker
+from holdfast.client.consuming.workers import Pool, Reports
 from holdfast.client.dedupe import Dedupe, Seen
 from holdfast.client.errors import ClientError
 from holdfast.client.messages import OFFSET, PARTITION, Fields, Message, all_fields, as_message
-from holdfast.client.retry_topics import HeldBack
+from holdfast.client.process import say
+from holdfast.client.retries import HeldBack
 from holdfast.client.spool.format import PartitionKey
 
 POLL_SECONDS: Final = 0.05
@@ -55,16 +54,21 @@ CLOSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    in_flight_max: int
+class Options:
+    """What holds for a member as a whole."""
+
+    lost_offsets: LostOffsets = "stop"
+    dedupe: Dedupe | Literal["hf-id"] | None = "hf-id"
+    in_flight_max: int = 2000
     """Messages of one partition that are under way."""
-    in_flight_bytes_max: int
+    in_flight_bytes_max: int = 64 * 1024 * 1024
     """Bytes of values under way, over all partitions; what one read may bring beyond it is bounded by
     queued.max.messages.kbytes."""
-    commit_seconds: float
-    drain_seconds: float
-    last_commit_seconds: float
+    commit_seconds: float = 1.0
+    drain_seconds: float = 20.0
+    last_commit_seconds: float = 10.0
     """How long the commit is tried when partitions are let go of, and at the end."""
+    memory_topic: str | None = MEMORY_TOPIC
 
 
 class Loop:
@@ -75,14 +79,10 @@ class Loop:
         pool_of: Callable[[str], Pool],
         pools: list[Pool],
         reports: Reports,
-        limits: Limits,
+        options: Options,
         *,
-        stopping: threading.Event,
-        dedupe: Dedupe | None,
+        is_stopping: Callable[[], bool],
         held: Mapping[str, HeldBack],
-        lost_positions: LostPositions,
-        is_incremental: bool,
-        say: Callable[[str], None],
         memory: GroupMemory | None = None,
         settings: Mapping[str, Any] | None = None,
         sources: Sequence[Source] = (),
@@ -95,19 +95,16 @@ class Loop:
         self._pool_of = pool_of
         self._pools = pools
         self._reports = reports
-        self._limits = limits
-        self._stopping = stopping
-        self._dedupe = dedupe
+        self._options = options
+        self._is_stopping = is_stopping
+        self._dedupe = Dedupe() if options.dedupe == "hf-id" else options.dedupe
         self._held = held
-        self._say = say
-        self._consumer = make_consumer(lambda error, stored: self._positions.answered(error, stored))
-        self._positions = Positions(self._consumer, say, self._note)
+        self._consumer = make_consumer(lambda error, stored: self._commits.answered(error, stored))
+        self._commits = Commits(self._consumer, say, self._note)
         self._memory = memory
         self._assignment = Assignment(
             self._consumer,
-            lost_positions,
-            is_incremental=is_incremental,
-            say=say,
+            options.lost_offsets,
             memory=memory,
             settings=settings,
             sources=sources,
@@ -132,8 +129,8 @@ class Loop:
             self._consumer.subscribe(
                 self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
-            commit_due = time.monotonic() + self._limits.commit_seconds
-            while not self._stopping.is_set() and self._error is None:
+            commit_due = time.monotonic() + self._options.commit_seconds
+            while not self._is_stopping() and self._error is None:
                 self._read()
                 self._take_finished()
                 self._give_due()
@@ -142,10 +139,10 @@ class Loop:
                 if (now := time.monotonic()) >= commit_due or self._has_decided:
                     self._has_decided = False
                     self._look_at_topics()
-                    self._positions.commit_soon(self._trackers.values())
+                    self._commits.commit_soon(self._trackers.values())
                     self._remember(self._trackers.values())
-                    commit_due = now + self._limits.commit_seconds
-                self._error = self._error or self._positions.error
+                    commit_due = now + self._options.commit_seconds
+                self._error = self._error or self._commits.error
         except BaseException as error:
             self._error = self._error or error
             raise
@@ -160,7 +157,7 @@ class Loop:
         is_drained = False
         try:
             is_drained = self._drain(going)
-            self._positions.commit_now(going, self._limits.last_commit_seconds, is_last=True)
+            self._commits.commit_now(going, self._options.last_commit_seconds, is_last=True)
             self._remember(going)
         except (ClientError, KafkaException) as problem:
             if self._error is None:
@@ -369,13 +366,13 @@ class Loop:
     def _room(self) -> int:
         """How many messages the next read may bring: whichever partition they are of, none has too many."""
         fullest = max((len(t) for key, t in self._trackers.items() if key not in self._paused), default=0)
-        return max(1, min(BATCH_MESSAGES, self._limits.in_flight_max - fullest))
+        return max(1, min(BATCH_MESSAGES, self._options.in_flight_max - fullest))
 
     def _full(self, share: float) -> list[PartitionKey]:
         """Partitions of ours that have more under way than this share of what they may."""
-        if self._bytes >= self._limits.in_flight_bytes_max * share:
+        if self._bytes >= self._options.in_flight_bytes_max * share:
             return [key for key, tracker in self._trackers.items() if len(tracker)]
-        most, span = self._limits.in_flight_max * share, SPAN_MAX * share
+        most, span = self._options.in_flight_max * share, SPAN_MAX * share
         return [
             key for key, tracker in self._trackers.items() if len(tracker) >= most or tracker.span >= span
         ]
@@ -435,7 +432,7 @@ class Loop:
         going = self._going(partitions)
         try:
             self._drain(going)
-            self._positions.commit_now(going, self._limits.last_commit_seconds, is_last=False)
+            self._commits.commit_now(going, self._options.last_commit_seconds, is_last=False)
             self._remember(going)
         except ClientError as error:
             self._error = self._error or error
@@ -446,9 +443,7 @@ class Loop:
     def _lost(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         going = self._going(partitions)
         if going:
-            self._say(
-                f"{', '.join(map(repr, going))} went to another member; what is under way does not count"
-            )
+            say(f"{', '.join(map(repr, going))} went to another member; what is under way does not count")
         self._forget(going)
 
     def _going(self, partitions: list[TopicPartition]) -> list[PartitionTracker]:
@@ -460,11 +455,11 @@ class Loop:
         going = set(trackers)
         for tracker in going:
             tracker.is_draining = True
-        deadline = time.monotonic() + self._limits.drain_seconds
+        deadline = time.monotonic() + self._options.drain_seconds
         while busy := {run.tracker for pool in self._pools for run in pool.at_work()} & going:
             left = deadline - time.monotonic()
             if left <= 0:
-                self._say(f"work of {sorted(map(repr, busy))} did not finish in time; it will be done again")
+                say(f"work of {sorted(map(repr, busy))} did not finish in time; it will be done again")
                 break
             self._reports.wait(min(left, LOOK_SECONDS))
             self._take_finished()

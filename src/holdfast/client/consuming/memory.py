@@ -30,6 +30,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as RawProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.client.process import say
 from holdfast.client.settings import admin_settings, producer_settings
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.topic_ids import TopicIds
@@ -82,6 +83,11 @@ def decode_mark(key: bytes | None, value: bytes | None) -> Mark | None:
         return Mark(str(group), str(topic), int(partition), str(found["topic_id"]), int(found["since_ms"]))
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def group_memory(topic: str | None, group: str, settings: Mapping[str, Any]) -> GroupMemory | None:
+    """The memory of a group, unless it is to have none."""
+    return None if topic is None else GroupMemory(group, settings, say, topic)
 
 
 class GroupMemory:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from holdfast.client.forks import close_in_child
+from holdfast.client.process import close_in_child
 from holdfast.errors import UsageError
 
 

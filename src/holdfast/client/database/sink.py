@@ -23,7 +23,6 @@ between the two sets it aside a second time.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,14 +33,18 @@ from typing import Any, Final, TypeAlias
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as RawConsumer
 
-from holdfast.client.consuming.assignment import ANSWER_SECONDS, Assignment, LostPositions, messages
-from holdfast.client.consuming.member import dead_letters_of
-from holdfast.client.consuming.seeking import seek
-from holdfast.client.consuming.subscription import Source
-from holdfast.client.database.reconnecting import Reconnecting
+from holdfast.client.consuming.assignment import (
+    ANSWER_SECONDS,
+    Assignment,
+    LostOffsets,
+    Source,
+    messages,
+    seek,
+)
 from holdfast.client.database.store import (
     Advance,
     Database,
+    Reconnecting,
     RefusedAtCommit,
     Start,
     Stored,
@@ -50,15 +53,20 @@ from holdfast.client.database.store import (
     open_database,
 )
 from holdfast.client.dead_letter_dialects import Dialect
+from holdfast.client.dead_letters import dead_letters_of
 from holdfast.client.errors import ClientError
-from holdfast.client.failure_router import FailureRouter
-from holdfast.client.failures import Failures
-from holdfast.client.forks import check_idle, ending_in_child
-from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
-from holdfast.client.messages import Message, from_raw
+from holdfast.client.failures import FailureRouter, Failures
+from holdfast.client.messages import (
+    Message,
+    UnusableHandler,
+    check_handler,
+    check_outcome,
+    described,
+    from_raw,
+)
+from holdfast.client.process import Runs, ending_in_child, say, stopping_on_signals
 from holdfast.client.retries import Again, RetryPolicy
-from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
-from holdfast.client.signals import say, stopping_on_signals
+from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.topic_ids import TopicIds, TopicRecreated
 from holdfast.errors import UsageError
@@ -77,7 +85,7 @@ Handler: TypeAlias = Callable[[Message, Any], Any]
 BatchHandler: TypeAlias = Callable[[Sequence[Message], Any], Any]
 
 
-class DatabaseSink:
+class DatabaseSink(Runs):
     def __init__(
         self,
         bootstrap: str,
@@ -91,7 +99,7 @@ class DatabaseSink:
         dead_letter_topic: Callable[[str], str] = dead_letters_of,
         dead_letter_dialect: Dialect = "holdfast",
         create_topics: bool = False,
-        lost_positions: LostPositions = "stop",
+        lost_offsets: LostOffsets = "stop",
         pipeline: bool = False,
         config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
@@ -108,6 +116,7 @@ class DatabaseSink:
         `holdfast sink migrate`. In PostgreSQL a transaction in which nothing happens for two thirds of
         `session.timeout.ms` is taken back, so that a member that sleeps does not hold its successor.
         """
+        super().__init__("sink")
         if not topics:
             raise UsageError("a sink needs a topic")
         if batch_messages < 1:
@@ -116,7 +125,7 @@ class DatabaseSink:
         self.topics = list(topics)
         self.batch_messages = batch_messages
         self.batch_seconds = batch_seconds
-        self.lost_positions: LostPositions = lost_positions
+        self.lost_offsets: LostOffsets = lost_offsets
         self.settings = consumer_settings(bootstrap, group, dict(config or {}), unsafe)
         self._database = open_database(database)
         self.pipeline = pipeline
@@ -131,22 +140,11 @@ class DatabaseSink:
             dead_letter_topic=dead_letter_topic,
             dialect=dead_letter_dialect,
             create=create_topics,
-            is_wanted=lambda: not self._is_stopping,
+            is_wanted=lambda: not self.is_stopping,
         )
         session_ms = int(self.settings.get("session.timeout.ms", SESSION_TIMEOUT_MS))
         self._database.idle_timeout_ms = max(1000, session_ms * 2 // 3)
-        self._is_stopping = False
-        self._running_in: int | None = None
-        """The process of the run that goes on."""
         self._running: _Running | None = None
-
-    def stop(self) -> None:
-        """End `run` with what was read stored; safe from any thread and from signal handlers."""
-        self._is_stopping = True
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._is_stopping
 
     @property
     def stored(self) -> int:
@@ -182,15 +180,10 @@ class DatabaseSink:
         self._run(work)
 
     def _run(self, work: BatchHandler) -> None:
-        check_idle(self._running_in, "sink")
-        self._running_in = os.getpid()
-        try:
+        with self._one_run():
             self._running = _Running(self, self._database, ending_in_child(work))
             with stopping_on_signals(self.stop):
                 self._running.run()
-        finally:
-            self._running_in = None
-            self._is_stopping = False
 
 
 class _Failed(Exception):
@@ -231,12 +224,9 @@ class _Running:
         self._owner = uuid.uuid4().hex
         self._consumer = RawConsumer(sink.settings)
         self._ids = TopicIds(sink.settings)
-        self._is_incremental = is_incremental(sink.settings)
         self._assignment = Assignment(
             self._consumer,
-            sink.lost_positions,
-            is_incremental=self._is_incremental,
-            say=say,
+            sink.lost_offsets,
             settings=sink.settings,
             ids=self._ids,
             sources=[Source(sink.topics, sink.dead_letter_topic)],
@@ -469,7 +459,7 @@ class _Running:
         return TopicRecreated(
             f"topic {topic} was deleted and recreated (id {now}; the positions of group {self._sink.group} in "
             f"{self._database.name} are of {stored}). Going on would skip or repeat messages. If the new topic is to "
-            f"be read from its beginning: lost_positions='earliest', or delete from holdfast_positions "
+            f"be read from its beginning: lost_offsets='earliest', or delete from holdfast_positions "
             f"where group_id = '{self._sink.group}' and topic = '{topic}'"
         )
 
@@ -557,13 +547,13 @@ class _Running:
     def _begin(self, key: PartitionKey, stored: Stored, topic_id: str) -> None:
         """Read on from the position in the database."""
         if stored.topic_id != topic_id:
-            if self._sink.lost_positions == "stop":
+            if self._sink.lost_offsets == "stop":
                 raise self._recreated(key[0], stored.topic_id, topic_id)
             start = self._assignment.start_of_recreated(key, topic_id, stored.topic_id)
             begin = Start(*key, topic_id, start)
             self._database.begin_anew(self._sink.group, self._owner, begin, stored.topic_id)
         elif (start := self._assignment.start(TopicPartition(*key, stored.position))) != stored.position:
-            # Somebody decided with `lost_positions` where to go on.
+            # Somebody decided with `lost_offsets` where to go on.
             step = Advance(*key, topic_id, stored.position, start)
             self._database.store(self._sink.group, self._owner, [step], lambda connection: None)
         place = TopicPartition(*key, start)
@@ -576,10 +566,7 @@ class _Running:
     def _assigned(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         """Take partitions without reading: where reading begins is in the database, which may be away."""
         mine = [TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in partitions]
-        if self._is_incremental:
-            consumer.incremental_assign(mine)
-        else:
-            consumer.assign(mine)
+        self._assignment.assign(mine)
         consumer.pause(mine)
         try:
             _, taken = self._assignment.divide(partitions)

@@ -6,11 +6,19 @@ everything back. The look before only saves the handler of a member that was rep
 
 The look comes first and the advance last on purpose: should a handler end the transaction by itself, in spite of all
 that forbids it, its messages are handled again and not lost, and the sink stops and says so.
+
+The tables of a sink are made version by version. A version that was ever released is never changed: a change is a new
+version at the end. Each is applied in one transaction with the note that it was, under a lock, so any number of
+migrations may run at a time and again.
+
+`holdfast_positions` has one row per group, topic and partition: up to where its messages are in the database. Whoever
+changes `position` names the one it expects and itself as `owner`; a row not found that way is not its to change.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,9 +27,9 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from holdfast.client.database import migrations
 from holdfast.client.errors import ClientError
 from holdfast.client.messages import DeadLetter, Retry
+from holdfast.client.process import say
 from holdfast.client.spool.format import PartitionKey
 from holdfast.errors import UsageError
 
@@ -39,6 +47,28 @@ BEGIN_ANEW: Final = (
     f"update holdfast_positions set topic_id = :topic_id, position = :position where {PARTITION} "
     "and topic_id = :old_id and owner = :owner"
 )
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        """create table holdfast_positions (
+            group_id text not null,
+            topic text not null,
+            partition integer not null,
+            topic_id text not null,
+            position bigint not null,
+            owner text not null,
+            primary key (group_id, topic, partition)
+        )""",
+    ),
+)
+"""Statements that both databases understand; version 1 comes first."""
+
+NEWEST: Final = len(MIGRATIONS)
+
+CREATE_VERSIONS: Final = (
+    "create table if not exists holdfast_schema (version integer primary key, applied_at text not null)"
+)
+READ_VERSION: Final = "select coalesce(max(version), 0) from holdfast_schema"
+NOTE_VERSION: Final = "insert into holdfast_schema (version, applied_at) values (:version, :applied_at)"
 IDLE_TIMEOUT_MS: Final = 30_000
 _PARAMETER = re.compile(r":(\w+)")
 
@@ -251,7 +281,7 @@ class Database(ABC):
     def version(self) -> int:
         """The version of the schema; 0 when there is none."""
         try:
-            return int(self.run(migrations.READ_VERSION, {}).fetchone()[0])
+            return int(self.run(READ_VERSION, {}).fetchone()[0])
         except self.errors as error:
             if not self.is_missing_table(error):
                 raise
@@ -259,11 +289,11 @@ class Database(ABC):
 
     def check_schema(self) -> None:
         version = self.version()
-        if version != migrations.NEWEST:
-            found = "are missing" if version == 0 else f"have version {version}, not {migrations.NEWEST}"
+        if version != NEWEST:
+            found = "are missing" if version == 0 else f"have version {version}, not {NEWEST}"
             way_out = (
                 "a newer holdfast made them: use that"
-                if version > migrations.NEWEST
+                if version > NEWEST
                 else f"run `holdfast sink migrate --database {self.name}`"
             )
             raise SchemaMissing(f"the sink's tables in {self.name} {found}: {way_out}")
@@ -274,18 +304,18 @@ class Database(ABC):
         with self.transaction():
             if self.migration_lock is not None:
                 self.run(self.migration_lock, {})
-            self.run(migrations.CREATE_VERSIONS, {})
-            version = int(self.run(migrations.READ_VERSION, {}).fetchone()[0])
-            if version > migrations.NEWEST:
+            self.run(CREATE_VERSIONS, {})
+            version = int(self.run(READ_VERSION, {}).fetchone()[0])
+            if version > NEWEST:
                 raise SchemaMissing(
                     f"the sink's tables in {self.name} have version {version}, made by a newer holdfast; "
-                    f"this one knows {migrations.NEWEST}"
+                    f"this one knows {NEWEST}"
                 )
-            for number, statements in enumerate(migrations.MIGRATIONS[version:], version + 1):
+            for number, statements in enumerate(MIGRATIONS[version:], version + 1):
                 for statement in statements:
                     self.run(statement, {})
                 self.run(
-                    migrations.NOTE_VERSION,
+                    NOTE_VERSION,
                     {"version": number, "applied_at": datetime.now(UTC).isoformat(timespec="seconds")},
                 )
                 applied.append(number)
@@ -320,3 +350,55 @@ def open_database(url: str) -> Database:
     from holdfast.client.database.sqlite import SqliteDatabase
 
     return SqliteDatabase(url)
+
+
+BACK_OFF_SECONDS: Final = (0.1, 10.0)
+"""The first and the longest pause between attempts to connect."""
+
+
+class Reconnecting:
+    """A connection to the database that is made again when it is lost, and when nothing can be stored over it now.
+
+    The pause before the next attempt grows until something was stored, and everything may pass: the next connection may
+    reach another server. Only at the very first one it shows whether the address, the password and the tables are
+    right: what waiting cannot mend is raised then, and a database that is away or starting is waited for.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.is_up = False
+        self._is_checked = False
+        """Whether we were connected once and found our tables."""
+        self._connect_at = 0.0
+        self._back_off = BACK_OFF_SECONDS[0]
+
+    def connect(self) -> None:
+        """Try it, if it is time."""
+        if time.monotonic() < self._connect_at:
+            return
+        try:
+            self._database.connect()
+            if not self._is_checked:
+                self._database.check_schema()
+        except DatabaseUnreachable as error:
+            if not self._is_checked and not error.may_pass:
+                raise
+            self._later(str(error))
+        except self._database.errors as error:
+            if self._database.judge(error) is Trouble.FAILED:
+                raise
+            self._later(f"{self._database.name}: {str(error).strip()}")
+        else:
+            self.is_up = self._is_checked = True
+
+    def lost(self, problem: str) -> None:
+        self.is_up = False
+        self._later(f"{self._database.name}: {problem}")
+
+    def stored(self) -> None:
+        self._back_off = BACK_OFF_SECONDS[0]
+
+    def _later(self, problem: str) -> None:
+        say(f"{problem}; trying again in {self._back_off:.1f} s")
+        self._connect_at = time.monotonic() + self._back_off
+        self._back_off = min(self._back_off * 2, BACK_OFF_SECONDS[1])

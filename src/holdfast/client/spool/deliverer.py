@@ -10,11 +10,16 @@ of. When the disk has no room for that, it is tried again, and until then the sp
 with time waits (`topics`); only when waiting messages keep half of the spool's room from others, the oldest of them are
 set aside. When the spool itself cannot be read, or the disk fails, delivering stops: whoever waits is told, and whoever
 closes.
+
+What librdkafka has to say becomes lines of Python's log under `holdfast.client.librdkafka`. It warns at every start of
+a producer that a setting the spool rests on is experimental; that is the spool's business and not its user's, so this
+one line is left out.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,25 +27,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from holdfast.client.bell import Bell
-from holdfast.client.delivery import Failures, Waiting
+from holdfast.client.delivery import Bell, Failures, Waiting
 from holdfast.client.errors import DeliveryStopped
-from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
 from holdfast.client.spool.feed import Feed
 from holdfast.client.spool.format import UNDECIDED, Message
-from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
-from holdfast.client.spool.home_cluster import HomeCluster
-from holdfast.client.spool.identity import IdentityFile
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, Window
+from holdfast.client.spool.identity import HomeCluster, IdentityFile
 from holdfast.client.spool.progress import Notes, Progress, moved, stored
 from holdfast.client.spool.refused import Refused
-from holdfast.client.spool.set_aside import SetAside
+from holdfast.client.spool.set_aside import NO_TOPIC_CODES, REFUSED_CODES, TOPIC_CODES, SetAside
 from holdfast.client.spool.store import NO_ROOM, SpoolStore
 from holdfast.client.spool.topics import Place, SpoolTopics, name_of
-from holdfast.client.spool.verdicts import NO_TOPIC_CODES, REFUSED_CODES, TOPIC_CODES
-from holdfast.client.spool.window import Window
 from holdfast.errors import HoldfastError
 from holdfast.seams import FileSystem
 
@@ -55,6 +55,17 @@ ANSWER_SECONDS: Final = 1.0
 """How long a broker may take to answer: closing waits for whoever asks."""
 ROOM_SECONDS: Final = 60.0
 """Until room is made again, when there was none on disk to set messages aside."""
+
+
+LOG = logging.getLogger("holdfast.client.librdkafka")
+LOG.addFilter(
+    lambda line: not ("CONFWARN" in line.getMessage() and "enable.gapless.guarantee" in line.getMessage())
+)
+
+
+def logged_producer(settings: Settings) -> Any:
+    """A producer of confluent-kafka's that logs there; lines come when it is polled."""
+    return Producer(settings, logger=LOG)
 
 
 class Answer(NamedTuple):

@@ -15,10 +15,9 @@ from confluent_kafka import KafkaException
 from holdfast.atomic import write_atomically
 from holdfast.client.delivery import Waiting
 from holdfast.client.errors import DeliveryStopped
-from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
+from holdfast.client.spool.deliverer import logged_producer
 from holdfast.client.spool.home import RETRY_FILE, DeliveryMode, OwnedSpool, SpoolHome, read_delivery_mode
-from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.client.spool.sender import (
     UNBOUNDED,
@@ -28,6 +27,7 @@ from holdfast.client.spool.sender import (
     is_delivered,
     remove_or_release,
 )
+from holdfast.client.spool.topics import TopicLayout
 from holdfast.errors import HoldfastError
 from holdfast.seams import FileSystem, Randomness
 

@@ -32,21 +32,21 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from holdfast.client.bell import Bell
+from holdfast.client.delivery import Bell
 from holdfast.client.direct import evenly, is_fatal
 from holdfast.client.settings import Settings
 from holdfast.client.spool.deliverer import BROKEN_SECONDS, IDLE_SECONDS, PURGE_SECONDS, Deliverer
 from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
 from holdfast.client.spool.marks import ID_HEADER, Marks
 from holdfast.client.spool.progress import Progress
-from holdfast.client.spool.topics import Place
-from holdfast.client.spool.verdicts import (
+from holdfast.client.spool.set_aside import (
     BATCH_CODES,
     FINAL_CODES,
     REFUSED_CODES,
     misdated_places,
     place_to_hold,
 )
+from holdfast.client.spool.topics import Place
 
 WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
 WINDOW_MESSAGES_MAX: Final = 16 * 1024

@@ -19,13 +19,11 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaException
 
-from holdfast.client.bell import Bell
-from holdfast.client.delivery import Seen, Waiting, seen_together
+from holdfast.client.delivery import Bell, Seen, Waiting, seen_together
 from holdfast.client.errors import ClientError, DeliveryStopped, LeftBehind
-from holdfast.client.library_log import logged_producer
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
-from holdfast.client.spool.deliverer import ANSWER_SECONDS, Deliverer
+from holdfast.client.spool.deliverer import ANSWER_SECONDS, Deliverer, logged_producer
 from holdfast.client.spool.format import RETRIED, DamagedSpool
 from holdfast.client.spool.home import (
     AT_LEAST_ONCE,
@@ -39,11 +37,10 @@ from holdfast.client.spool.home import (
 )
 from holdfast.client.spool.idempotent import IdempotentDeliverer
 from holdfast.client.spool.identity import Identity, IdentityFile, draw_opening, read_identity
-from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.progress import read_progress
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.store import SEGMENT_BYTES, SpoolStore
-from holdfast.client.spool.topics import SpoolTopics
+from holdfast.client.spool.topics import SpoolTopics, TopicLayout
 from holdfast.client.spool.writer import SpoolWriter
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.seams import FileSystem, Randomness

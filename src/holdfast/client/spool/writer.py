@@ -27,8 +27,7 @@ from itertools import islice
 from operator import index
 from typing import Final
 
-from holdfast.client.bell import Bell
-from holdfast.client.delivery import Delivery, Failures, Waiting
+from holdfast.client.delivery import Bell, Delivery, Failures, Waiting
 from holdfast.client.errors import NotStored, ProducerClosed
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.spool.deliverer import Deliverer

@@ -15,7 +15,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from holdfast.client import Consumer, HandlerFailed, Message, PositionLost, RetryPolicy
+from holdfast.client import CommittedOffsetLost, Consumer, HandlerFailed, Message, RetryPolicy
 from holdfast.lab.checking import DUPLICATED, LOST
 from holdfast.lab.experiment import Claim, Experiment, Lab
 from holdfast.lab.watching import id_of
@@ -339,9 +339,9 @@ def hf305_safe(lab: Lab) -> None:
     topic, group = group_half_way(lab)
     try:
         runs(lab, group, topic, 1)
-    except PositionLost as error:
-        lab.say(f"PositionLost: {error}")
-        runs(lab, group, topic, COUNT, lost_positions="earliest")
+    except CommittedOffsetLost as error:
+        lab.say(f"CommittedOffsetLost: {error}")
+        runs(lab, group, topic, COUNT, lost_offsets="earliest")
     lab.position(lab.scene, group, topic)
     lab.scan(lab.scene, topic)
 

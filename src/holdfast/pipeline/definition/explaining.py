@@ -13,29 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
+from holdfast.pipeline.definition import model
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.functions import name_of
-from holdfast.pipeline.definition.model import (
-    Decoding,
-    Dedupe,
-    DeltaSink,
-    EventTime,
-    Expect,
-    Filter,
-    Join,
-    KafkaSink,
-    Keyed,
-    Lookup,
-    ParquetSink,
-    PipelineDefinition,
-    PostgresSink,
-    Python,
-    SinkDefinition,
-    Source,
-    Sql,
-    Step,
-    Window,
-)
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, kind_of_sink, kind_of_step
 from holdfast.pipeline.definition.streams import LATE, Stream, decodings_of, takers
 
@@ -132,7 +112,7 @@ class Explanation:
         }
 
 
-def explain(definition: PipelineDefinition, facts: Sequence[TopicFacts] = ()) -> Explanation:
+def explain(definition: model.PipelineDefinition, facts: Sequence[TopicFacts] = ()) -> Explanation:
     source = definition.source
     return Explanation(
         definition.name,
@@ -144,7 +124,7 @@ def explain(definition: PipelineDefinition, facts: Sequence[TopicFacts] = ()) ->
                 _parsing("value" if topic is None else f"values.{topic}", decoding)
                 for topic, decoding in decodings_of(source)
             ),
-            *([_parsing("key", source.key)] if source.key != Decoding() else []),
+            *([_parsing("key", source.key)] if source.key != model.Decoding() else []),
             *([] if source.event_time is None else [_event_time(source.event_time)]),
             *(_step(step, definition) for step in definition.steps),
         ),
@@ -205,7 +185,7 @@ def _weaknesses(topic: TopicFacts) -> Iterator[tuple[Strength, str, str]]:
         )
 
 
-def _reading(source: Source) -> Hop:
+def _reading(source: model.Source) -> Hop:
     topics = f"topics like {source.pattern}" if source.pattern else f"topic {', '.join(source.topics)}"
     what = f"{topics} at {source.bootstrap or 'the default broker'}{_settings(source.settings)}"
     if source.starting == "earliest":
@@ -232,7 +212,7 @@ def _settings(settings: Mapping[str, str]) -> str:
     return f" with {', '.join(sorted(settings))}" if settings else ""
 
 
-def _parsing(part: str, decoding: Decoding) -> Hop:
+def _parsing(part: str, decoding: model.Decoding) -> Hop:
     columns = ", ".join(
         f"{column.name} {column.type}{'' if column.required else '?'}" for column in decoding.fields
     )
@@ -255,7 +235,7 @@ def _parsing(part: str, decoding: Decoding) -> Hop:
     )
 
 
-def _dead_letter(definition: PipelineDefinition) -> Hop:
+def _dead_letter(definition: model.PipelineDefinition) -> Hop:
     dead = dead_letter_of(definition)
     where = f" at {dead.bootstrap}" if dead.bootstrap else ""
     return Hop(
@@ -267,30 +247,30 @@ def _dead_letter(definition: PipelineDefinition) -> Hop:
     )
 
 
-def _sink(sink: SinkDefinition) -> Hop:
+def _sink(sink: model.SinkDefinition) -> Hop:
     hop = _place(sink)
     return replace(hop, what=f"rows {sink.rows}: {hop.what}") if sink.rows else hop
 
 
-def _place(sink: SinkDefinition) -> Hop:
+def _place(sink: model.SinkDefinition) -> Hop:
     kind = kind_of_sink(sink)
     match sink:
-        case ParquetSink():
+        case model.ParquetSink():
             why = "a batch is a directory, flushed and renamed into place with its ledger entry: all of it, or none"
             return Hop(sink.name, kind, sink.path, Strength.EXACTLY_ONCE, why)
-        case DeltaSink():
+        case model.DeltaSink():
             why = "one commit of the table holds the batch's files and its positions"
             return Hop(sink.name, kind, without_password(sink.path), Strength.EXACTLY_ONCE, why)
-        case PostgresSink():
+        case model.PostgresSink():
             rows = f"the last row of each {', '.join(sink.key)}" if sink.mode == "upsert" else "every row"
             what = f"{rows} in {sink.schema_name}.{sink.table} of {without_password(sink.url)}"
             why = "rows and ledger change in one transaction; as durable as the server's fsync"
             return Hop(sink.name, kind, what, Strength.EXACTLY_ONCE, why)
-        case KafkaSink():
+        case model.KafkaSink():
             return _kafka(sink)
 
 
-def _kafka(sink: KafkaSink) -> Hop:
+def _kafka(sink: model.KafkaSink) -> Hop:
     where = f" at {sink.bootstrap}" if sink.bootstrap else ""
     what = f"topic {sink.topic}{where}{_settings(sink.settings)}"
     if sink.writers == 1:
@@ -323,10 +303,10 @@ MISSING: Final = {
 UNTAKEN: Final = "rows that are late are counted in the ledgers and kept nowhere"
 
 
-def _step(step: Step, definition: PipelineDefinition) -> Hop:
+def _step(step: model.Step, definition: model.PipelineDefinition) -> Hop:
     kind = kind_of_step(step)
     match step:
-        case Expect():
+        case model.Expect():
             dropping = step.otherwise == "drop"
             return Hop(
                 step.name,
@@ -336,15 +316,15 @@ def _step(step: Step, definition: PipelineDefinition) -> Hop:
                 f"a row that breaks it is {BROKEN[step.otherwise]}",
                 f"else: quarantine, in the rule {step.name}" if dropping else None,
             )
-        case Filter():
+        case model.Filter():
             why = "rows that leave are counted under this name in every ledger"
             return Hop(step.name, kind, short(step.where), Strength.EXACTLY_ONCE, why)
-        case Sql():
+        case model.Sql():
             why = (
                 "the same rows give the same result; every row carries its place, and none vanishes uncounted"
             )
             return Hop(step.name, kind, short(step.query), Strength.EXACTLY_ONCE, why)
-        case Python():
+        case model.Python():
             function = step.function if isinstance(step.function, str) else name_of(step.function)
             what = f"{function} of {step.file}" if step.file else function
             return Hop(
@@ -355,7 +335,7 @@ def _step(step: Step, definition: PipelineDefinition) -> Hop:
                 "if the function gives the same for the same rows: a crash between two sinks runs it again",
                 "no setting; keep time, chance and other services out of the function (_batch_time is fixed)",
             )
-        case Dedupe():
+        case model.Dedupe():
             what = "hf-id" if step.by == "hf-id" else ", ".join(step.key)
             return _with_late(
                 step,
@@ -364,16 +344,16 @@ def _step(step: Step, definition: PipelineDefinition) -> Hop:
                 f"a copy leaves, counted as a duplicate; one that comes more than {step.within} after the first is "
                 "a first one again",
             )
-        case Lookup():
+        case model.Lookup():
             why = (
                 "every sink gets the rows of one version of the table, which the plan of the batch and the ledgers "
                 f"name; a row it has nothing for {MISSING[step.missing]}"
             )
             what = f"{', '.join(step.columns)} of {without_password(step.table)}, at most {step.refresh} old"
             return Hop(step.name, kind, what, Strength.EXACTLY_ONCE, why)
-        case Window():
+        case model.Window():
             return _window(step, definition)
-        case Join():
+        case model.Join():
             pairs = ", ".join(
                 left if left == right else f"{left} = {right}" for left, right in step.on.items()
             )
@@ -384,7 +364,7 @@ def _step(step: Step, definition: PipelineDefinition) -> Hop:
                 f"{short(step.left, 40)} with {short(step.right, 40)} on {pairs}, {step.within} apart{alone}",
                 f"each pair once; a row is remembered until nothing within {step.within} of it can come",
             )
-        case Keyed():
+        case model.Keyed():
             late = _with_late(step, definition, "", "")
             function = step.function if isinstance(step.function, str) else name_of(step.function)
             what = f"{function} of {step.file}" if step.file else function
@@ -405,7 +385,7 @@ def _step(step: Step, definition: PipelineDefinition) -> Hop:
             )
 
 
-def _event_time(event_time: EventTime) -> Hop:
+def _event_time(event_time: model.EventTime) -> Hop:
     what = f"{event_time.field}, {event_time.delay} late at most"
     if event_time.idle is None:
         return Hop(
@@ -427,7 +407,7 @@ def _event_time(event_time: EventTime) -> Hop:
     )
 
 
-def _window(step: Window, definition: PipelineDefinition) -> Hop:
+def _window(step: model.Window, definition: model.PipelineDefinition) -> Hop:
     match step.kind:
         case "tumbling":
             windows = f"windows of {step.size}"
@@ -449,7 +429,7 @@ def _window(step: Window, definition: PipelineDefinition) -> Hop:
     return _with_late(step, definition, what, f"{emitted}; every row counts in it once; {bound}")
 
 
-def _with_late(step: Step, definition: PipelineDefinition, what: str, why: str) -> Hop:
+def _with_late(step: model.Step, definition: model.PipelineDefinition, what: str, why: str) -> Hop:
     """Late rows that nobody takes are left out; with a sink for them none is."""
     kind = kind_of_step(step)
     if takers(definition, Stream(step.name, LATE)):

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from holdfast.pipeline.definition.columns import KEY_PREFIX, key_columns, source_columns
+from holdfast.pipeline.definition import model
+from holdfast.pipeline.definition.columns import KEY_PREFIX, key_columns, plain_columns, source_columns
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
-from holdfast.pipeline.definition.model import (
-    Dedupe,
-    KafkaSink,
-    Keyed,
-    PipelineDefinition,
-    PostgresSink,
-    SinkDefinition,
-    Window,
-)
 from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
-from holdfast.pipeline.definition.plain_columns import plain_columns
 from holdfast.pipeline.definition.streams import (
     LATE,
     MAIN,
@@ -32,7 +23,7 @@ from holdfast.pipeline.definition.streams import (
 RECORD_KEY: Final = "_key"
 
 
-def check_rows(definition: PipelineDefinition) -> Iterator[Finding]:
+def check_rows(definition: model.PipelineDefinition) -> Iterator[Finding]:
     yield from _names_apart(definition)
     known = streams(definition)
     steps = {step.name: step for step in definition.steps}
@@ -43,17 +34,17 @@ def check_rows(definition: PipelineDefinition) -> Iterator[Finding]:
             yield Finding((*path, "rows"), _unknown(sink.rows, definition), rests_on=(("steps",),))
             continue
         step = steps.get(stream.step)
-        if isinstance(step, Window) and not stream.kind:
+        if isinstance(step, model.Window) and not stream.kind:
             yield from _window_rows(step, sink, path)
-        if isinstance(sink, PostgresSink) and (stream.kind or not stream.step):
+        if isinstance(sink, model.PostgresSink) and (stream.kind or not stream.step):
             yield from _deletes(definition, sink, path)
-        if isinstance(sink, PostgresSink) and (told := last_of_key(definition, sink)) is not None:
+        if isinstance(sink, model.PostgresSink) and (told := last_of_key(definition, sink)) is not None:
             yield Finding(path, told, "warning", rests_on=(("source",), ("steps",)))
     yield from _first_of_key(definition)
     yield from _untaken(definition)
 
 
-def _names_apart(definition: PipelineDefinition) -> Iterator[Finding]:
+def _names_apart(definition: model.PipelineDefinition) -> Iterator[Finding]:
     """`a.late` is the late rows of `a`; no step may be called so too."""
     names = {stream.text for step in definition.steps for stream in streams_of(step) if stream.kind}
     for index, step in enumerate(definition.steps):
@@ -62,7 +53,7 @@ def _names_apart(definition: PipelineDefinition) -> Iterator[Finding]:
             yield Finding(("steps", index, kind_of_step(step), "name"), message)
 
 
-def _unknown(rows: str, definition: PipelineDefinition) -> str:
+def _unknown(rows: str, definition: model.PipelineDefinition) -> str:
     known = [name for name in streams(definition) if name]
     for step in definition.steps:
         if rows == step.name:
@@ -77,24 +68,24 @@ def _unknown(rows: str, definition: PipelineDefinition) -> str:
     return f"there is no {rows!r}{nearest(rows, known) or '; there are ' + ', '.join(known)}"
 
 
-def _window_rows(step: Window, sink: SinkDefinition, path: Path) -> Iterator[Finding]:
+def _window_rows(step: model.Window, sink: model.SinkDefinition, path: Path) -> Iterator[Finding]:
     """A sink must be able to hold what a window gives: again when it changed, gone when it was joined to another."""
     reason = "emit: changes" if step.emit == "changes" else "late: correct" if step.late == "correct" else ""
-    is_upsert = isinstance(sink, PostgresSink) and sink.mode == "upsert"
-    if reason and not is_upsert and not isinstance(sink, KafkaSink):
+    is_upsert = isinstance(sink, model.PostgresSink) and sink.mode == "upsert"
+    if reason and not is_upsert and not isinstance(sink, model.KafkaSink):
         yield Finding(
             (*path, "rows"),
             f"a window of {step.name!r} is written again when it changes ({reason}), and this sink would keep every "
             "version of it; use postgres with 'mode: upsert', or kafka, or only closed windows",
         )
-    if isinstance(sink, KafkaSink) and sink.key is not None and "window_start" not in sink.key.lower():
+    if isinstance(sink, model.KafkaSink) and sink.key is not None and "window_start" not in sink.key.lower():
         yield Finding(
             (*path, "key"),
             f"windows share a record key, and in a compacted topic they replace each other: a window of {step.name!r} "
             f"is known by {', '.join((*step.key, 'window_start'))}. Leave 'key' out, or name window_start in it",
             "error" if reason else "warning",
         )
-    if isinstance(sink, PostgresSink) and sink.mode == "upsert":
+    if isinstance(sink, model.PostgresSink) and sink.mode == "upsert":
         if reason and step.kind == "session" and "_tombstone" not in (sink.delete_when or ""):
             yield Finding(
                 path,
@@ -116,7 +107,7 @@ def _window_rows(step: Window, sink: SinkDefinition, path: Path) -> Iterator[Fin
             )
 
 
-def _deletes(definition: PipelineDefinition, sink: PostgresSink, path: Path) -> Iterator[Finding]:
+def _deletes(definition: model.PipelineDefinition, sink: model.PostgresSink, path: Path) -> Iterator[Finding]:
     """A tombstone has no value, so a key that is made of the value's columns is null, and would delete nothing."""
     values, keys = source_columns(definition.source), key_columns(definition.source)
     if sink.mode != "upsert" or "_tombstone" not in (sink.delete_when or "") or values is None:
@@ -143,7 +134,9 @@ def _deletes(definition: PipelineDefinition, sink: PostgresSink, path: Path) -> 
             )
 
 
-def last_of_key(definition: PipelineDefinition, sink: PostgresSink | KafkaSink) -> str | None:
+def last_of_key(
+    definition: model.PipelineDefinition, sink: model.PostgresSink | model.KafkaSink
+) -> str | None:
     """Why the last row of a key, the one that stays, depends on batches, and what to do; nothing if it does not.
 
     Of an upsert, and of a topic that is compacted, which only the cluster knows. A window has one row, however often it
@@ -152,17 +145,17 @@ def last_of_key(definition: PipelineDefinition, sink: PostgresSink | KafkaSink) 
     stream = streams(definition).get(sink.rows, MAIN)
     step = next((step for step in definition.steps if step.name == stream.step and not stream.kind), None)
     choice = ""
-    if isinstance(sink, KafkaSink):
+    if isinstance(sink, model.KafkaSink):
         key: Sequence[str] = (RECORD_KEY,) if sink.key is None else (sink.key,)
     else:
         key, choice = sink.key, "name a column that grows in 'order'; or "
         if sink.mode != "upsert" or sink.order is not None:
             return None
-    if isinstance(step, Keyed) and (key == (RECORD_KEY,) or set(step.key) <= set(key)):
+    if isinstance(step, model.Keyed) and (key == (RECORD_KEY,) or set(step.key) <= set(key)):
         is_tied = _in_one_partition(definition, step.key, step.name)
     else:
         is_tied = step is None and _in_one_partition(definition, key, sink.rows)
-    if sink.unordered or is_tied or isinstance(step, Window):
+    if sink.unordered or is_tied or isinstance(step, model.Window):
         return None
     return (
         "rows of one key may lie in several partitions, and then the one that is read last stays, which depends on how "
@@ -171,15 +164,15 @@ def last_of_key(definition: PipelineDefinition, sink: PostgresSink | KafkaSink) 
     )
 
 
-def _first_of_key(definition: PipelineDefinition) -> Iterator[Finding]:
+def _first_of_key(definition: model.PipelineDefinition) -> Iterator[Finding]:
     for index, step in enumerate(definition.steps):
-        if not isinstance(step, Dedupe | Keyed) or not step.key or step.unordered:
+        if not isinstance(step, model.Dedupe | model.Keyed) or not step.key or step.unordered:
             continue
         if _in_one_partition(definition, step.key, step.name):
             continue
         what = (
             "the one that is read first stays"
-            if isinstance(step, Dedupe)
+            if isinstance(step, model.Dedupe)
             else "the function gets them as read"
         )
         yield Finding(
@@ -193,7 +186,7 @@ def _first_of_key(definition: PipelineDefinition) -> Iterator[Finding]:
         )
 
 
-def _in_one_partition(definition: PipelineDefinition, key: Sequence[str], rows: str) -> bool:
+def _in_one_partition(definition: model.PipelineDefinition, key: Sequence[str], rows: str) -> bool:
     """Rows that are equal in these columns have one record key, which producers send to one partition of its topic.
 
     That a field of the value is the same as the key's field of that name is taken for granted.
@@ -208,7 +201,7 @@ def _in_one_partition(definition: PipelineDefinition, key: Sequence[str], rows: 
     return all(name in fields or name.removeprefix(KEY_PREFIX) in fields for name in own)
 
 
-def _untaken(definition: PipelineDefinition) -> Iterator[Finding]:
+def _untaken(definition: model.PipelineDefinition) -> Iterator[Finding]:
     """What is made and goes nowhere is counted all the same; the author should know."""
     for index, step in enumerate(definition.steps):
         path: Path = ("steps", index, kind_of_step(step))

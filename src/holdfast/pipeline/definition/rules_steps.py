@@ -10,22 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.definition import model
 from holdfast.pipeline.definition.columns import JOIN_COLUMNS, WINDOW_COLUMNS, columns_before, listed_columns
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.functions import functions_of
-from holdfast.pipeline.definition.model import (
-    Dedupe,
-    Expect,
-    Filter,
-    Join,
-    Keyed,
-    Lookup,
-    PipelineDefinition,
-    Python,
-    Sql,
-    Step,
-    Window,
-)
 from holdfast.pipeline.definition.naming import kind_of_step
 from holdfast.pipeline.definition.rules_shared import check_columns, check_password
 from holdfast.pipeline.definition.secrets import is_reference
@@ -41,11 +29,11 @@ RECORD_KEY: Final = re.compile(r"_key(_.+)?")
 POSTGRES: Final = re.compile(r"postgres(ql)?://")
 
 
-def check_steps(definition: PipelineDefinition) -> Iterator[Finding]:
+def check_steps(definition: model.PipelineDefinition) -> Iterator[Finding]:
     expanding = [
         (index, step)
         for index, step in enumerate(definition.steps)
-        if isinstance(step, Sql | Python) and step.expand
+        if isinstance(step, model.Sql | model.Python) and step.expand
     ]
     for index, surplus in expanding[1:]:
         where: Path = ("steps", index, kind_of_step(surplus), "expand")
@@ -57,19 +45,19 @@ def check_steps(definition: PipelineDefinition) -> Iterator[Finding]:
             yield Finding((*path, inner), message)
 
 
-def _step(step: Step, directory: str) -> Iterator[tuple[str, str]]:
+def _step(step: model.Step, directory: str) -> Iterator[tuple[str, str]]:
     match step:
-        case Expect():
+        case model.Expect():
             yield from (("that", problem) for problem in problems_of_expression(step.that))
-        case Filter():
+        case model.Filter():
             yield from (("where", problem) for problem in problems_of_expression(step.where))
-        case Sql():
+        case model.Sql():
             yield from (("query", problem) for problem in problems_of_query(step.query))
-        case Python() | Keyed():
+        case model.Python() | model.Keyed():
             yield from _function(step, directory)
 
 
-def _function(step: Python | Keyed, directory: str) -> Iterator[tuple[str, str]]:
+def _function(step: model.Python | model.Keyed, directory: str) -> Iterator[tuple[str, str]]:
     if not isinstance(step.function, str):
         if step.file is not None:
             yield "file", "the function itself is given; leave 'file' out"
@@ -102,7 +90,7 @@ def _function(step: Python | Keyed, directory: str) -> Iterator[tuple[str, str]]
         yield "function", f"{step.file} has no function {step.function!r}{nearest(step.function, names)}"
 
 
-def check_memory(definition: PipelineDefinition) -> Iterator[Finding]:
+def check_memory(definition: model.PipelineDefinition) -> Iterator[Finding]:
     for index, step in enumerate(definition.steps):
         path: Path = ("steps", index, kind_of_step(step))
         if has_memory(step) and definition.source.event_time is None:
@@ -114,19 +102,19 @@ def check_memory(definition: PipelineDefinition) -> Iterator[Finding]:
             )
         known = columns_before(definition, index)
         match step:
-            case Dedupe():
+            case model.Dedupe():
                 yield from _dedupe(step, path, known)
-            case Lookup():
+            case model.Lookup():
                 yield from _lookup(step, path, known)
-            case Window():
+            case model.Window():
                 yield from _window(step, path, known)
-            case Keyed():
+            case model.Keyed():
                 yield from _keyed(step, path, known)
-            case Join():
+            case model.Join():
                 yield from _join(step, path, known, definition)
 
 
-def _dedupe(step: Dedupe, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
+def _dedupe(step: model.Dedupe, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
     if step.by == "key" and not step.key:
         yield Finding(path, "it needs 'key', the columns that make two rows the same; or 'by: hf-id'")
     if step.by == "hf-id" and step.key:
@@ -134,7 +122,7 @@ def _dedupe(step: Dedupe, path: Path, known: frozenset[str] | None) -> Iterator[
     yield from _rows_columns(step.key, (*path, "key"), known)
 
 
-def _lookup(step: Lookup, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
+def _lookup(step: model.Lookup, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
     is_database = POSTGRES.match(step.table) is not None
     if is_database and step.query is None:
         yield Finding(path, "a database needs 'query', such as SELECT id, name FROM customers")
@@ -169,7 +157,7 @@ def _lookup(step: Lookup, path: Path, known: frozenset[str] | None) -> Iterator[
             )
 
 
-def _window(step: Window, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
+def _window(step: model.Window, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
     words = {"size": step.size, "every": step.every, "gap": step.gap}
     for word, value in words.items():
         needed = word in WINDOW_WORDS[step.kind]
@@ -193,7 +181,7 @@ def _window(step: Window, path: Path, known: frozenset[str] | None) -> Iterator[
             yield Finding((*path, "key", index), f"{column!r} is what the window's own column is called")
 
 
-def _sliding(size_ms: int, every_ms: int, step: Window, path: Path) -> Iterator[Finding]:
+def _sliding(size_ms: int, every_ms: int, step: model.Window, path: Path) -> Iterator[Finding]:
     if every_ms > size_ms:
         yield Finding(
             (*path, "every"),
@@ -206,7 +194,7 @@ def _sliding(size_ms: int, every_ms: int, step: Window, path: Path) -> Iterator[
         )
 
 
-def _keyed(step: Keyed, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
+def _keyed(step: model.Keyed, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
     if not step.key:
         yield Finding((*path, "key"), "it needs a column: each of its values has a state")
     yield from check_columns(step.key, (*path, "key"))
@@ -224,7 +212,7 @@ def _keyed(step: Keyed, path: Path, known: frozenset[str] | None) -> Iterator[Fi
 
 
 def _join(
-    step: Join, path: Path, known: frozenset[str] | None, definition: PipelineDefinition
+    step: model.Join, path: Path, known: frozenset[str] | None, definition: model.PipelineDefinition
 ) -> Iterator[Finding]:
     for side, text in (("left", step.left), ("right", step.right)):
         yield from _side(text, (*path, side), known, definition)
@@ -237,7 +225,7 @@ def _join(
 
 
 def _side(
-    text: str, path: Path, known: frozenset[str] | None, definition: PipelineDefinition
+    text: str, path: Path, known: frozenset[str] | None, definition: model.PipelineDefinition
 ) -> Iterator[Finding]:
     source = definition.source
     if text in source.topics:

@@ -11,17 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from holdfast.pipeline.core.sql import literal
-from holdfast.pipeline.definition.model import (
-    Decoding,
-    Dedupe,
-    Join,
-    Keyed,
-    PipelineDefinition,
-    SinkDefinition,
-    Source,
-    Step,
-    Window,
-)
+from holdfast.pipeline.definition import model
 
 LATE: Final = "late"
 DUPLICATES: Final = "duplicates"
@@ -43,16 +33,16 @@ class Stream(NamedTuple):
 MAIN: Final = Stream()
 
 
-def has_memory(step: Step) -> bool:
-    return isinstance(step, Dedupe | Window | Keyed | Join)
+def has_memory(step: model.Step) -> bool:
+    return isinstance(step, model.Dedupe | model.Window | model.Keyed | model.Join)
 
 
-def is_tap(step: Step) -> bool:
+def is_tap(step: model.Step) -> bool:
     """Whether rows pass it unchanged, and it makes rows of its own."""
-    return isinstance(step, Window | Keyed | Join)
+    return isinstance(step, model.Window | model.Keyed | model.Join)
 
 
-def streams_of(step: Step) -> tuple[Stream, ...]:
+def streams_of(step: model.Step) -> tuple[Stream, ...]:
     """What a step makes beside the chain."""
     if not has_memory(step):
         return ()
@@ -60,7 +50,7 @@ def streams_of(step: Step) -> tuple[Stream, ...]:
     return (*own, Stream(step.name, LATE))
 
 
-def streams(definition: PipelineDefinition) -> Mapping[str, Stream]:
+def streams(definition: model.PipelineDefinition) -> Mapping[str, Stream]:
     """All that a sink can take, by what it writes in `rows`; the end of the chain is the empty text."""
     found = {"": MAIN}
     for step in definition.steps:
@@ -68,23 +58,23 @@ def streams(definition: PipelineDefinition) -> Mapping[str, Stream]:
     return found
 
 
-def stream_of(definition: PipelineDefinition, sink: SinkDefinition) -> Stream:
+def stream_of(definition: model.PipelineDefinition, sink: model.SinkDefinition) -> Stream:
     """What a sink takes; `KeyError` when it names what there is not, which the rules refuse."""
     return streams(definition)[sink.rows]
 
 
-def takers(definition: PipelineDefinition, stream: Stream) -> tuple[SinkDefinition, ...]:
+def takers(definition: model.PipelineDefinition, stream: Stream) -> tuple[model.SinkDefinition, ...]:
     return tuple(sink for sink in definition.sinks if sink.rows == stream.text)
 
 
-def decodings_of(source: Source) -> Iterator[tuple[str | None, Decoding]]:
+def decodings_of(source: model.Source) -> Iterator[tuple[str | None, model.Decoding]]:
     """The decodings that values can meet: those of topics by name, then that of all others, if there can be others."""
     yield from source.values.items()
     if source.pattern is not None or not source.topics or set(source.topics) - set(source.values):
         yield None, source.value
 
 
-def side_condition(source: Source, side: str) -> str:
+def side_condition(source: model.Source, side: str) -> str:
     """The SQL that is true for the rows of a join's side, which may be given as a topic."""
     if side not in source.topics:
         return side

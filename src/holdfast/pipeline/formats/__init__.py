@@ -36,7 +36,7 @@ def compile_decoder(decoding: Decoding, *, prefix: str = "") -> Decoder:
     """The decoder of a definition; `prefix` goes before each column's name. Raises `FormatError`."""
     columns = compile_columns(decoding.fields)
     if decoding.format == "json":
-        from holdfast.pipeline.formats.json_fast import JsonFast
+        from holdfast.pipeline.formats.json_reference import JsonFast
 
         if not columns and decoding.unknown != "keep":
             raise FormatError("format json: name its fields, or keep them all by `unknown: keep`")

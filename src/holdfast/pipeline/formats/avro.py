@@ -9,32 +9,30 @@ is no record has one column, `value`. Integers may be read as any integer type t
 With a registry, the definition's schema only names the columns: each record is read by the schema it was written with,
 fields are matched by name, one that the writer lacks takes the default of the definition's schema. Aliases are not
 followed.
+
+fastavro decodes values, but takes more than the format allows: a negative choice of a union or an enum counts from the
+end, as Python's lists do. So a value is also checked by machine code (`flat_kernel.check_avro`), which walks the same
+schema and knows only what is right.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Hashable, Mapping, Sequence
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 import fastavro
+import fastavro.schema
+import numpy as np
+import numpy.typing as npt
 
 from holdfast.pipeline.definition.model import Decoding
-from holdfast.pipeline.formats.avro_schema import BROKEN, Check, Names, branches, kind_of
+from holdfast.pipeline.formats import flat_layout as layout
 from holdfast.pipeline.formats.base import Decoder, FormatError, Undecodable, shown_name
 from holdfast.pipeline.formats.flat_columns import Meaning, Step, flat_of
-from holdfast.pipeline.formats.flat_layout import (
-    BIG_INTEGER,
-    BOOLEAN,
-    BYTES,
-    EIGHT_BYTES,
-    FIXED,
-    FOUR_BYTES,
-    NO_UNION,
-    TEXT,
-    ZIGZAG,
-)
+from holdfast.pipeline.formats.json_cells import Cells
 from holdfast.pipeline.formats.registry import Registered
 from holdfast.pipeline.formats.schema_rows import (
     Convert,
@@ -42,6 +40,7 @@ from holdfast.pipeline.formats.schema_rows import (
     Plan,
     SchemaRows,
     cannot,
+    check_schema,
     checked,
     unknown_text,
 )
@@ -65,17 +64,168 @@ PRIMITIVES: Final = {
     "enum": Type("string"),
 }
 FLAT: Final[dict[str, tuple[int, Meaning | None, int]]] = {
-    "boolean": (BOOLEAN, Meaning("boolean"), 0),
-    "int": (ZIGZAG, Meaning("integer"), 0),
-    "long": (ZIGZAG, Meaning("integer"), 0),
-    "float": (FOUR_BYTES, Meaning("single"), 0),
-    "double": (EIGHT_BYTES, Meaning("double"), 0),
-    "string": (TEXT, Meaning("text"), 0),
-    "bytes": (BYTES, Meaning("bytes"), 0),
-    "fixed": (FIXED, None, 0),
-    "enum": (ZIGZAG, None, 0),
+    "boolean": (layout.BOOLEAN, Meaning("boolean"), 0),
+    "int": (layout.ZIGZAG, Meaning("integer"), 0),
+    "long": (layout.ZIGZAG, Meaning("integer"), 0),
+    "float": (layout.FOUR_BYTES, Meaning("single"), 0),
+    "double": (layout.EIGHT_BYTES, Meaning("double"), 0),
+    "string": (layout.TEXT, Meaning("text"), 0),
+    "bytes": (layout.BYTES, Meaning("bytes"), 0),
+    "fixed": (layout.FIXED, None, 0),
+    "enum": (layout.ZIGZAG, None, 0),
 }
 NESTED: Final = {"record": "struct", "array": "array", "map": "map"}
+LOGICAL: Final = "holdfast.logical"
+BROKEN: Final = (
+    EOFError,
+    IndexError,
+    KeyError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    StopIteration,
+)
+"""What fastavro raises on bytes that are not of the schema."""
+CODES: Final = {
+    "null": layout.EMPTY,
+    "boolean": layout.BOOLEAN,
+    "int": layout.ZIGZAG,
+    "long": layout.ZIGZAG,
+    "float": layout.FOUR_BYTES,
+    "double": layout.EIGHT_BYTES,
+    "string": layout.TEXT,
+    "bytes": layout.BYTES,
+}
+
+
+# ------------------------------------------------------------------------ schemas and their strict check
+
+
+class Names:
+    """The named types of a schema and of those it refers to; whoever is looked up was declared."""
+
+    def __init__(self, text: str, references: Sequence[tuple[str, str]] = (), rejects: bool = False) -> None:
+        self.rejects = rejects
+        """Whether a writer's field that no column takes is refused."""
+        self.types: dict[str, Any] = {}
+        try:
+            for _, each in references:
+                fastavro.parse_schema(_plain(json.loads(each)), self.types)
+            self.schema = fastavro.parse_schema(_plain(json.loads(text)), self.types)
+        except json.JSONDecodeError as wrong:
+            raise Mismatch(f"its Avro schema is not JSON: {wrong}") from None
+        except (fastavro.schema.SchemaParseException, *BROKEN) as wrong:
+            raise Mismatch(f"its Avro schema is not valid: {type(wrong).__name__}: {wrong}") from None
+
+    def resolve(self, schema: Any) -> Any:
+        while isinstance(schema, str) and schema in self.types:
+            schema = self.types[schema]
+        return schema
+
+    @property
+    def record(self) -> Any:
+        """The schema itself when it is a record, else nothing."""
+        found = self.resolve(self.schema)
+        return found if isinstance(found, dict) and found["type"] == "record" else None
+
+
+def _plain(schema: Any) -> Any:
+    """The schema with logical types moved to a property that fastavro keeps and does not act on."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        name: _plain(each) if name in ("type", "items", "values", "fields") else each
+        for name, each in schema.items()
+    }
+    if "logicalType" in found:
+        found[LOGICAL] = found.pop("logicalType")
+    return found
+
+
+def branches(schema: Any) -> tuple[list[Any], bool]:
+    """The types a schema allows, and whether null is one of them."""
+    if isinstance(schema, list):
+        return [each for each in schema if each != "null"], "null" in schema
+    return ([], True) if schema == "null" else ([schema], False)
+
+
+def kind_of(schema: Any) -> tuple[str, str]:
+    """An Avro type's name and its logical type."""
+    if isinstance(schema, str):
+        return schema, ""
+    name = schema["type"]
+    return (name, str(schema.get(LOGICAL, ""))) if isinstance(name, str) else kind_of(name)
+
+
+class Check:
+    """A schema as a table of nodes, the first of which is the schema itself."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._nodes: list[tuple[int, int, int]] = []
+        self._children: list[int] = []
+        self._known: dict[str, int] = {}
+        """Nodes of records: one that holds itself is one node."""
+        self._add(names.schema)
+        self._table = np.array(self._nodes, np.int64).reshape(-1, layout.CHECK_WORDS)
+        self._list = np.array([*self._children, 0], np.int64)
+
+    def _add(self, schema: Any) -> int:
+        schema = self._names.resolve(schema)
+        if isinstance(schema, list):
+            return self._family(layout.UNION, schema, None)
+        kind, _ = kind_of(schema)
+        if kind == "record":
+            known = self._known.get(schema["name"])
+            return (
+                self._family(layout.RECORD, [each["type"] for each in schema["fields"]], schema["name"])
+                if known is None
+                else known
+            )
+        node = len(self._nodes)
+        if kind in CODES:
+            self._nodes.append((CODES[kind], 0, 0))
+        elif kind == "fixed":
+            self._nodes.append((layout.FIXED, int(schema["size"]), 0))
+        elif kind == "enum":
+            self._nodes.append((layout.ENUM, 0, len(schema["symbols"])))
+        else:
+            self._nodes.append((layout.ARRAY if kind == "array" else layout.MAP, 0, 0))
+            item = self._add(schema["items" if kind == "array" else "values"])
+            self._nodes[node] = (self._nodes[node][0], item, 0)
+        return node
+
+    def _family(self, code: int, schemas: Sequence[Any], name: str | None) -> int:
+        node = len(self._nodes)
+        self._nodes.append((code, 0, len(schemas)))
+        if name is not None:
+            self._known[name] = node
+        found = [self._add(each) for each in schemas]
+        self._nodes[node] = (code, len(self._children), len(schemas))
+        self._children.extend(found)
+        return node
+
+    def mark(self, cells: Cells) -> npt.NDArray[np.uint8]:
+        """Marks of the document, in which rows are undecided that are not exactly one value of the schema."""
+        document = cells.document
+        document.machine.check_avro(
+            document.base,
+            len(cells),
+            cells.begins.ctypes.data,
+            cells.ends.ctypes.data,
+            document.marks.ctypes.data,
+            self._table.ctypes.data,
+            self._list.ctypes.data,
+            document.scratch.ctypes.data,
+        )
+        return document.marks
+
+
+# ------------------------------------------------------------------------ columns and conversions
 
 
 def derive(names: Names, schema: Any, path: str, above: tuple[str, ...] = ()) -> tuple[Type, bool]:
@@ -188,28 +338,48 @@ def nullable(convert: Convert) -> Convert:
 
 
 def _struct(names: Names, record: Any, kind: Type, path: str) -> Convert:
-    written = {field["name"]: field["type"] for field in record["fields"]}
-    unknown = sorted(set(written) - {each.name for each in kind.columns})
-    if unknown and names.rejects:
-        raise Mismatch(f'unknown field {shown_name(unknown[0])} in "{path}"')
-    parts: list[tuple[str, bool, Convert]] = []
-    for column in kind.columns:
-        where = f"{path}.{column.name}"
-        if column.name in written:
-            parts.append(
-                (column.name, column.required, converter(names, written[column.name], column.type, where))
-            )
-        elif column.required:
-            raise Mismatch(f'required field "{where}" is not in the schema')
+    read = record_reader(names, types_of(record), kind.columns, path + ".", {})
+    fields = [each.name for each in kind.columns]
+    return lambda value: dict(zip(fields, read(value), strict=True))
 
-    def read(value: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, required, convert in parts:
-            each = value[name]
-            if each is None and required:
-                raise Undecodable(f'required field "{path}.{name}" is null')
-            found[name] = None if each is None else convert(each)
-        return found
+
+def types_of(record: Any) -> dict[str, Any]:
+    return {field["name"]: field["type"] for field in record["fields"]}
+
+
+def record_reader(
+    names: Names,
+    written: Mapping[str, Any],
+    columns: Sequence[Column],
+    path: str,
+    defaults: Mapping[str, Any],
+) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """What reads the columns of a record with these fields, in the columns' order."""
+    unknown = [name for name in written if name not in {each.name for each in columns}]
+    if unknown and names.rejects:
+        raise Mismatch(f"unknown field {shown_name(unknown[0])}" + (f' in "{path[:-1]}"' if path else ""))
+    parts: list[tuple[Column, Convert | None]] = []
+    for column in columns:
+        convert = None
+        if column.name in written:
+            convert = converter(names, written[column.name], column.type, path + column.name)
+        elif column.required and column.name not in defaults:
+            raise Mismatch(f'required field "{path}{column.name}" is not in the schema')
+        parts.append((column, convert))
+
+    def read(value: Mapping[str, Any]) -> list[Any]:
+        row: list[Any] = []
+        for column, convert in parts:
+            found = value.get(column.name)
+            if convert is None:
+                row.append(defaults.get(column.name))
+            elif found is not None:
+                row.append(convert(found))
+            elif column.required:
+                raise Undecodable(f'required field "{path}{column.name}" is null')
+            else:
+                row.append(None)
+        return row
 
     return read
 
@@ -218,7 +388,7 @@ def flat_steps(names: Names, written: Mapping[str, Any]) -> list[Step] | None:
     """How the fields of a record are read in bulk; nothing when one of them is nested or a larger union."""
     steps: list[Step] = []
     for name, schema in written.items():
-        null_branch = NO_UNION
+        null_branch = layout.NO_UNION
         if isinstance(schema, list):
             options, is_nullable = branches(schema)
             if len(options) != 1 or not is_nullable or len(schema) != 2:
@@ -233,7 +403,7 @@ def flat_steps(names: Names, written: Mapping[str, Any]) -> list[Step] | None:
         elif kind == "fixed" and logical != "decimal":
             meaning, size = Meaning("bytes"), int(resolved["size"])
         elif kind == "bytes" and logical == "decimal":
-            code, meaning = BIG_INTEGER, Meaning("decimal", scale=int(resolved.get("scale", 0)))
+            code, meaning = layout.BIG_INTEGER, Meaning("decimal", scale=int(resolved.get("scale", 0)))
         elif (kind, logical) == ("int", "date"):
             meaning = Meaning("day")
         elif kind == "long" and logical.removeprefix("local-").startswith("timestamp-"):
@@ -264,54 +434,23 @@ class Avro(SchemaRows):
 
     def _plan(self, names: Names) -> Plan:
         record = names.record
-        is_record = record is not None
-        written = (
-            {each["name"]: each["type"] for each in record["fields"]} if is_record else {VALUE: names.schema}
-        )
-        if not is_record and len(self.fields) == 1:
-            written = {self.fields[0].name: names.schema}
-        wanted = {each.name for each in self.fields}
-        unknown = [name for name in written if name not in wanted]
-        if unknown and names.rejects:
-            raise Mismatch(f"unknown field {shown_name(unknown[0])}")
-        parts: list[tuple[Column, Convert | None]] = []
-        for column in self.fields:
-            if column.name in written:
-                parts.append((column, converter(names, written[column.name], column.type, column.name)))
-            elif column.required and column.name not in self.defaults:
-                raise Mismatch(f'required field "{column.name}" is not in the schema')
-            else:
-                parts.append((column, None))
-        keep = unknown if self.decoding.unknown == "keep" else None
+        only = self.fields[0].name if len(self.fields) == 1 else VALUE
+        written = {only: names.schema} if record is None else types_of(record)
+        read_record = record_reader(names, written, self.fields, "", self.defaults)
+        keeps = self.decoding.unknown == "keep"
+        unknown = [name for name in written if name not in {each.name for each in self.fields}]
 
         def read(payload: bytes) -> list[Any]:
             value = read_one(payload, names)
-            return self._row(value if is_record else {next(iter(written)): value}, parts, keep)
+            value = {only: value} if record is None else value
+            row = read_record(value)
+            if keeps:
+                row.append(unknown_text({name: value[name] for name in unknown}))
+            return row
 
-        steps = None if keep else flat_steps(names, written)
-        flat = flat_of("scan_avro", steps, self.fields, is_open=True, defaults=self.defaults)
+        steps = None if keeps and unknown else flat_steps(names, written)
+        flat = flat_of(steps, self.fields, is_protobuf=False, is_open=True, defaults=self.defaults)
         return Plan(read, flat, Check(names).mark)
-
-    def _row(
-        self,
-        value: Mapping[str, Any],
-        parts: Sequence[tuple[Column, Convert | None]],
-        keep: Sequence[str] | None,
-    ) -> list[Any]:
-        row: list[Any] = []
-        for column, convert in parts:
-            found = value.get(column.name)
-            if convert is None:
-                row.append(self.defaults.get(column.name))
-            elif found is not None:
-                row.append(convert(found))
-            elif column.required:
-                raise Undecodable(f'required field "{column.name}" is null')
-            else:
-                row.append(None)
-        if self.decoding.unknown == "keep":
-            row.append(unknown_text({name: value[name] for name in keep or ()}))
-        return row
 
 
 def read_one(payload: bytes, names: Names) -> Any:
@@ -354,12 +493,7 @@ def _defaults(names: Names, columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def avro_decoder(decoding: Decoding, prefix: str, columns: Sequence[Column]) -> Decoder:
-    if decoding.schema is None and decoding.registry is None:
-        raise FormatError("format avro: give the writer's `schema`, or the `registry` that has it")
-    if decoding.schema is None and not columns:
-        raise FormatError(
-            "format avro: give a `schema` or name the fields; the registry is asked only record by record"
-        )
+    check_schema(decoding, columns)
     if decoding.schema is None:
         return Avro(decoding, prefix, columns, {})
     try:

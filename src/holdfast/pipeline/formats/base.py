@@ -142,6 +142,14 @@ class RowDecoder(Decoder):
         return None
 
 
+def utf8(value: bytes) -> str:
+    """The text of a value; raises `Undecodable`."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        raise Undecodable(f"invalid UTF-8 at byte {wrong.start}") from None
+
+
 def shown(text: str, characters_max: int = CONTENT_SHOWN_MAX) -> str:
     """Content of a record for an error text: quoted, on one line, cut."""
     cut = text if len(text) <= characters_max else text[: characters_max - 1] + "…"

@@ -17,19 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.pipeline.definition.model import Decoding
+from holdfast.pipeline.formats import json_layout as layout
 from holdfast.pipeline.formats import machine
-from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, Undecodable, shown
+from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, Undecodable, shown, utf8
 from holdfast.pipeline.formats.bulk import decode_in_bulk
 from holdfast.pipeline.formats.json_cells import Cells, reader_of
-from holdfast.pipeline.formats.json_layout import (
-    CELL_BOOLEAN,
-    CELL_INSTANT,
-    CELL_NUMBER,
-    CELL_TEXT,
-    DECIDED,
-    NULL,
-    UNDECIDED,
-)
 from holdfast.pipeline.formats.texts import (
     INTEGER,
     Unfit,
@@ -58,8 +50,8 @@ def _reader(kind: Type) -> Callable[[str], Any]:
 
 def _cell_class(kind: Type) -> int:
     if kind.kind in ("boolean", "timestamp"):
-        return CELL_BOOLEAN if kind.kind == "boolean" else CELL_INSTANT
-    return CELL_TEXT if string_reader(kind) is not None else CELL_NUMBER
+        return layout.CELL_BOOLEAN if kind.kind == "boolean" else layout.CELL_INSTANT
+    return layout.CELL_TEXT if string_reader(kind) is not None else layout.CELL_NUMBER
 
 
 class Delimited(RowDecoder):
@@ -117,12 +109,12 @@ class Delimited(RowDecoder):
             kinds.ctypes.data,
         )
         if undecided:
-            kinds[:, document.marks == UNDECIDED] = NULL
+            kinds[:, document.marks == layout.UNDECIDED] = layout.NULL
         found = []
         for place, column in enumerate(self.columns):
             noted = Cells(document, begins[place], ends[place], kinds[place], cells.owners)
-            if column.required and (missing := (noted.kinds <= NULL) & (document.marks == DECIDED)).any():
-                noted.undecided(missing)
+            if column.required:
+                noted.undecided((noted.kinds <= layout.NULL) & (document.marks == layout.DECIDED))
             found.append(self._bulk[place](noted))
         return found
 
@@ -150,11 +142,8 @@ class Delimited(RowDecoder):
             position += 1
 
     def decode_row(self, value: bytes) -> Sequence[Any]:
-        try:
-            text = value.decode("utf-8")
-        except UnicodeDecodeError as wrong:
-            raise Undecodable(f"invalid UTF-8 at byte {wrong.start}") from None
-        text = text[:-2] if text.endswith("\r\n") else text[:-1] if text.endswith("\n") else text
+        text = utf8(value)
+        text = text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
         if not text:
             raise Undecodable("empty value")
         cells = self._cells(text)

@@ -10,20 +10,9 @@ from typing import Final
 
 from numba import njit
 
-from holdfast.pipeline.formats.json_kernel import equal, skip_number, skip_utf8, skip_word
-from holdfast.pipeline.formats.json_layout import (
-    CELL_BOOLEAN,
-    CELL_INSTANT,
-    CELL_NUMBER,
-    CELL_TEXT,
-    DECIDED,
-    INTEGER,
-    NOTHING,
-    NULL,
-    STRING,
-    UNDECIDED,
-)
-from holdfast.reader.kernel_source import load_byte, load_uint32, store_byte, store_int32
+from holdfast.pipeline.formats import json_layout as layout
+from holdfast.pipeline.formats.json_kernel import bounds, equal, skip_number, skip_utf8, skip_word
+from holdfast.reader.kernel_source import load_byte, store_byte, store_int32
 
 NEW_LINE: Final = 0x0A
 RETURN: Final = 0x0D
@@ -60,17 +49,17 @@ def end_of_bare(position, end, delimiter, quote):  # type: ignore[no-untyped-def
 @njit
 def kind_of_cell(cell_class, begin, end):  # type: ignore[no-untyped-def]
     """The kind of a cell that is not null; -1: none that its column takes."""
-    if cell_class == CELL_TEXT:
-        return STRING
+    if cell_class == layout.CELL_TEXT:
+        return layout.STRING
     if begin == end:
         return -1
-    if cell_class == CELL_BOOLEAN:
+    if cell_class == layout.CELL_BOOLEAN:
         behind, kind = skip_word(begin, end)
-        return kind if behind == end and kind != NULL else -1
+        return kind if behind == end and kind != layout.NULL else -1
     behind, kind = skip_number(begin, end)
-    if behind == end and (cell_class == CELL_NUMBER or kind == INTEGER):
+    if behind == end and (cell_class == layout.CELL_NUMBER or kind == layout.INTEGER):
         return kind
-    return STRING if cell_class == CELL_INSTANT else -1
+    return layout.STRING if cell_class == layout.CELL_INSTANT else -1
 
 
 @njit
@@ -82,7 +71,7 @@ def walk_record(  # type: ignore[no-untyped-def]
         if position < end and load_byte(end - 1) == RETURN:
             end -= 1
     if position >= end:
-        return UNDECIDED
+        return layout.UNDECIDED
     for column in range(columns):
         begin = position
         is_quoted = position < end and load_byte(position) == quote
@@ -94,21 +83,21 @@ def walk_record(  # type: ignore[no-untyped-def]
             cell_end = end_of_bare(begin, end, delimiter, quote)
             position = cell_end
         if cell_end < 0:
-            return UNDECIDED
-        kind = NULL
+            return layout.UNDECIDED
+        kind = layout.NULL
         if is_quoted or cell_end - begin != null_size or not equal(begin, null, null_size):
             kind = kind_of_cell(load_byte(classes + column), begin, cell_end)
             if kind < 0:
-                return UNDECIDED
+                return layout.UNDECIDED
         place = column * rows + row
         store_int32(begins + place * 4, begin - base)
         store_int32(ends + place * 4, cell_end - base)
         store_byte(kinds + place, kind)
         if column + 1 < columns:
             if position >= end or load_byte(position) != delimiter:
-                return UNDECIDED
+                return layout.UNDECIDED
             position += 1
-    return DECIDED if position == end else UNDECIDED
+    return layout.DECIDED if position == end else layout.UNDECIDED
 
 
 def scan_delimited(  # type: ignore[no-untyped-def]
@@ -130,10 +119,9 @@ def scan_delimited(  # type: ignore[no-untyped-def]
     """Split records into their cells."""
     undecided = 0
     for row in range(rows):
-        if load_byte(marks + row) == NOTHING:
+        if load_byte(marks + row) == layout.NOTHING:
             continue
-        position = base + load_uint32(row_begins + row * 4)
-        end = base + load_uint32(row_ends + row * 4)
+        position, end = bounds(base, row_begins, row_ends, row)
         mark = walk_record(
             base,
             position,
@@ -150,7 +138,7 @@ def scan_delimited(  # type: ignore[no-untyped-def]
             ends,
             kinds,
         )
-        if mark != DECIDED:
+        if mark != layout.DECIDED:
             store_byte(marks + row, mark)
             undecided += 1
     return undecided

@@ -97,14 +97,14 @@ class Flat:
 
     def __init__(
         self,
-        scan: Literal["scan_avro", "scan_protobuf"],
         steps: Sequence[Step],
         columns: Sequence[Column],
         *,
+        is_protobuf: bool,
         is_open: bool,
         defaults: Mapping[str, Any],
     ) -> None:
-        self._scan = scan
+        self._is_protobuf = is_protobuf
         self._columns = tuple(columns)
         self._defaults = defaults
         self._is_open = is_open
@@ -113,7 +113,7 @@ class Flat:
         self._table = np.zeros((max(len(steps), 1), STEP_WORDS), np.int64)
         self._count = len(steps)
         for row, step in zip(self._table, steps, strict=False):
-            tail = (step.null_branch, step.size) if scan == "scan_avro" else (step.number, step.wire_type)
+            tail = (step.number, step.wire_type) if is_protobuf else (step.null_branch, step.size)
             row[:] = step.code, places.get(step.name, -1), *tail
 
     def read(self, cells: Cells) -> list[pa.Array]:
@@ -125,7 +125,7 @@ class Flat:
         ends = np.zeros((fields, rows), np.int32)
         kinds = np.zeros((fields, rows), np.uint8)
         marks = document.marks
-        undecided = getattr(document.machine, self._scan)(
+        undecided = document.machine.scan_flat(
             document.base,
             rows,
             cells.begins.ctypes.data,
@@ -133,6 +133,7 @@ class Flat:
             marks.ctypes.data,
             self._table.ctypes.data,
             self._count,
+            self._is_protobuf,
             self._is_open,
             values.ctypes.data,
             begins.ctypes.data,
@@ -156,16 +157,16 @@ class Flat:
         if not step.has_presence:
             cells.kinds[there & (cells.kinds == ABSENT)] = STRING
         valid: Mask = cells.kinds == STRING
-        if column.required and (missing := there & ~valid).any():
-            cells.undecided(missing)
+        if column.required:
+            cells.undecided(there & ~valid)
         return _READERS[step.meaning.kind](cells, values, valid, step.meaning, column.type)
 
 
 def flat_of(
-    scan: Literal["scan_avro", "scan_protobuf"],
     steps: Sequence[Step] | None,
     columns: Sequence[Column],
     *,
+    is_protobuf: bool,
     is_open: bool,
     defaults: Mapping[str, Any] | None = None,
 ) -> Flat | None:
@@ -175,7 +176,7 @@ def flat_of(
     found = {each.name: each for each in steps}
     if any(each.name in found and not fits(found[each.name].meaning, each.type) for each in columns):
         return None
-    return Flat(scan, steps, columns, is_open=is_open, defaults=defaults or {})
+    return Flat(steps, columns, is_protobuf=is_protobuf, is_open=is_open, defaults=defaults or {})
 
 
 # ------------------------------------------------------------------------ columns by meaning
@@ -187,15 +188,14 @@ def _integers(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: T
     bits = INTEGER_BITS[kind.kind]
     width = np.dtype(f"int{bits}")
     narrow = values.astype(width)
-    if bits < 64 and (wrong := valid & (narrow != values)).any():
-        cells.undecided(wrong)
+    if bits < 64:
+        cells.undecided(valid & (narrow != values))
     return from_values(kind.arrow, narrow, valid)
 
 
 def _unsigned(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: Type) -> pa.Array:
     if kind.kind == "bigint":
-        if (wrong := valid & (values < 0)).any():
-            cells.undecided(wrong)
+        cells.undecided(valid & (values < 0))
         return from_values(kind.arrow, values, valid)
     words = np.zeros((len(values), 2), np.int64)
     words[:, 0] = values
@@ -224,8 +224,7 @@ def _texts(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: Type
 def _decimals(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: Type) -> pa.Array:
     if kind.precision < 19:
         limit = 10**kind.precision
-        if (wrong := valid & ((values >= limit) | (values <= -limit))).any():
-            cells.undecided(wrong)
+        cells.undecided(valid & ((values >= limit) | (values <= -limit)))
     words = np.empty((len(values), 2), np.int64)
     words[:, 0] = values
     words[:, 1] = values >> 63
@@ -235,7 +234,8 @@ def _decimals(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: T
 def _instants(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: Type) -> pa.Array:
     lowest, end = INSTANT_MIN // meaning.times * meaning.parts, INSTANT_END // meaning.times * meaning.parts
     # Nanoseconds of 64 bits cannot leave these years; their bounds would not fit.
-    if meaning.parts == 1 and (wrong := valid & ((values < lowest) | (values >= end))).any():
+    if meaning.parts == 1:
+        wrong = valid & ((values < lowest) | (values >= end))
         cells.undecided(wrong)
         values = np.where(wrong, 0, values)
     micros = values * meaning.times if meaning.parts == 1 else values // meaning.parts
@@ -243,16 +243,14 @@ def _instants(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: T
 
 
 def _days(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: Type) -> pa.Array:
-    if (wrong := valid & ((values < DAY_MIN) | (values >= DAY_END))).any():
-        cells.undecided(wrong)
+    cells.undecided(valid & ((values < DAY_MIN) | (values >= DAY_END)))
     return from_values(kind.arrow, values.astype(np.int32), valid)
 
 
 def _names(cells: Cells, values: Bits, valid: Mask, meaning: Meaning, kind: Type) -> pa.Array:
     numbers = np.array(sorted(meaning.names), np.int64)
     places = np.searchsorted(numbers, values).clip(0, len(numbers) - 1)
-    if (wrong := valid & (numbers[places] != values)).any():
-        cells.undecided(wrong)
+    cells.undecided(valid & (numbers[places] != values))
     names = pa.array([meaning.names[int(number)] for number in numbers], pa.string())
     return names.take(pa.array(places, mask=~valid))
 

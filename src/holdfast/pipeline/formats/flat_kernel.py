@@ -11,32 +11,8 @@ from typing import Final
 
 from numba import njit
 
-from holdfast.pipeline.formats.flat_layout import (
-    ARRAY,
-    BIG_INTEGER,
-    BOOLEAN,
-    BYTES,
-    CHECK_DEPTH_MAX,
-    CHECK_WORDS,
-    EIGHT_BYTES,
-    EMPTY,
-    ENUM,
-    FIXED,
-    FOUR_BYTES,
-    INSTANT,
-    MAP,
-    NO_UNION,
-    RECORD,
-    SIGNED_32,
-    STEP_WORDS,
-    TEXT,
-    TRUTH,
-    UNION,
-    UNSIGNED_32,
-    ZIGZAG,
-    ZIGZAG_32,
-)
-from holdfast.pipeline.formats.json_kernel import HIGHS, skip_utf8, trailing_zeros
+from holdfast.pipeline.formats import flat_layout as layout
+from holdfast.pipeline.formats.json_kernel import HIGHS, bounds, skip_utf8, trailing_zeros
 from holdfast.pipeline.formats.json_layout import DECIDED, NOTHING, NULL, STRING, UNDECIDED
 from holdfast.reader.kernel_source import (
     WORD,
@@ -102,24 +78,24 @@ def read_big_integer(position, size):  # type: ignore[no-untyped-def]
 @njit
 def read_number(code, position, end):  # type: ignore[no-untyped-def]
     """A number of any code but those with a length, and the position behind it; -1: it is not there, or rare."""
-    if code == FOUR_BYTES:
+    if code == layout.FOUR_BYTES:
         return (load_uint32(position), position + 4) if end - position >= 4 else (0, -1)
-    if code == EIGHT_BYTES:
+    if code == layout.EIGHT_BYTES:
         return (load_word(position), position + 8) if end - position >= 8 else (0, -1)
-    if code == BOOLEAN:
+    if code == layout.BOOLEAN:
         if position < end and load_byte(position) <= 1:
             return load_byte(position), position + 1
         return 0, -1
     value, position = read_varint(position, end)
-    if code == ZIGZAG:
+    if code == layout.ZIGZAG:
         value = unzigzag(value)
-    elif code == ZIGZAG_32:
+    elif code == layout.ZIGZAG_32:
         value = unzigzag(value & LOW_32)
-    elif code == TRUTH:
+    elif code == layout.TRUTH:
         value = 1 if value != 0 else 0
-    elif code == UNSIGNED_32:
+    elif code == layout.UNSIGNED_32:
         value &= LOW_32
-    elif code == SIGNED_32:
+    elif code == layout.SIGNED_32:
         value = ((value & LOW_32) ^ 0x80000000) - 0x80000000
     return value, position
 
@@ -150,14 +126,14 @@ def read_sized(code, base, position, size, end, place, values, begins, ends):  #
     if size < 0 or size > end - position:
         return -1
     value = 0
-    if code == TEXT:
+    if code == layout.TEXT:
         if not is_text(position, position + size):
             return -1
-    elif code == BIG_INTEGER:
+    elif code == layout.BIG_INTEGER:
         if size > 8:
             return -1
         value = read_big_integer(position, size)
-    elif code == INSTANT:
+    elif code == layout.INSTANT:
         value, fine = read_instant(position, position + size)
         if not fine:
             return -1
@@ -171,12 +147,12 @@ def read_sized(code, base, position, size, end, place, values, begins, ends):  #
 @njit
 def walk_avro(base, position, end, row, rows, steps, count, values, begins, ends, kinds):  # type: ignore[no-untyped-def]
     for step in range(count):
-        entry = steps + step * STEP_WORDS * WORD
+        entry = steps + step * layout.STEP_WORDS * WORD
         code = load_word(entry)
         column = load_word(entry + 1 * WORD)
         null_branch = load_word(entry + 2 * WORD)
         place = column * rows + row if column >= 0 else -1
-        if null_branch != NO_UNION:
+        if null_branch != layout.NO_UNION:
             branch, position = read_varint(position, end)
             branch = unzigzag(branch)
             if position < 0 or branch < 0 or branch > 1:
@@ -185,13 +161,13 @@ def walk_avro(base, position, end, row, rows, steps, count, values, begins, ends
                 if place >= 0:
                     store_byte(kinds + place, NULL)
                 continue
-        if code in (TEXT, BYTES, BIG_INTEGER):
+        if code in (layout.TEXT, layout.BYTES, layout.BIG_INTEGER):
             size, position = read_varint(position, end)
             size = unzigzag(size)
             if position < 0:
                 return UNDECIDED
             position = read_sized(code, base, position, size, end, place, values, begins, ends)
-        elif code == FIXED:
+        elif code == layout.FIXED:
             size = load_word(entry + 3 * WORD)
             position = read_sized(code, base, position, size, end, place, values, begins, ends)
         else:
@@ -215,7 +191,7 @@ def find_step(number, steps, count, guess):  # type: ignore[no-untyped-def]
         step = guess + turn
         if step >= count:
             step -= count
-        if load_word(steps + (step * STEP_WORDS + 2) * WORD) == number:
+        if load_word(steps + (step * layout.STEP_WORDS + 2) * WORD) == number:
             return step
     return -1
 
@@ -253,7 +229,7 @@ def walk_protobuf(base, position, end, row, rows, steps, count, is_open, values,
                 return UNDECIDED
             continue
         guess = step + 1 if step + 1 < count else 0
-        entry = steps + step * STEP_WORDS * WORD
+        entry = steps + step * layout.STEP_WORDS * WORD
         code = load_word(entry)
         column = load_word(entry + 1 * WORD)
         if load_word(entry + 3 * WORD) != wire_type or (column < 0 and not is_open):
@@ -262,7 +238,7 @@ def walk_protobuf(base, position, end, row, rows, steps, count, is_open, values,
         if wire_type == MESSAGE:
             size, position = read_varint(position, end)
             # A message that comes twice is merged, not replaced.
-            if position < 0 or (code == INSTANT and place >= 0 and load_byte(kinds + place) != 0):
+            if position < 0 or (code == layout.INSTANT and place >= 0 and load_byte(kinds + place) != 0):
                 return UNDECIDED
             position = read_sized(code, base, position, size, end, place, values, begins, ends)
         else:
@@ -276,16 +252,22 @@ def walk_protobuf(base, position, end, row, rows, steps, count, is_open, values,
     return DECIDED
 
 
-def scan_avro(base, rows, row_begins, row_ends, marks, steps, count, _is_open, values, begins, ends, kinds):  # type: ignore[no-untyped-def]
-    """Walk records of one schema; their ends must be where their last fields end."""
+def scan_flat(  # type: ignore[no-untyped-def]
+    base, rows, row_begins, row_ends, marks, steps, count, is_protobuf, is_open, values, begins, ends, kinds
+):
+    """Walk records of one schema. Avro's must end where their last fields end; of Protobuf's fields, which are scalars
+    and instants only, the last counts where one comes twice."""
     undecided = 0
     for row in range(rows):
         if load_byte(marks + row) == NOTHING:
             continue
-        position = base + load_uint32(row_begins + row * 4)
-        end = base + load_uint32(row_ends + row * 4)
+        position, end = bounds(base, row_begins, row_ends, row)
         mark = UNDECIDED
-        if position < end:
+        if is_protobuf:
+            mark = walk_protobuf(
+                base, position, end, row, rows, steps, count, is_open, values, begins, ends, kinds
+            )
+        elif position < end:
             mark = walk_avro(base, position, end, row, rows, steps, count, values, begins, ends, kinds)
         if mark != DECIDED:
             store_byte(marks + row, mark)
@@ -299,7 +281,7 @@ def check_sized(code, position, end):  # type: ignore[no-untyped-def]
     size = unzigzag(size)
     if position < 0 or size < 0 or size > end - position:
         return -1
-    if code == TEXT and not is_text(position, position + size):
+    if code == layout.TEXT and not is_text(position, position + size):
         return -1
     return position + size
 
@@ -307,16 +289,16 @@ def check_sized(code, position, end):  # type: ignore[no-untyped-def]
 @njit
 def check_scalar(code, first, count, position, end):  # type: ignore[no-untyped-def]
     """Behind one value that is neither record, union, array nor map; -1: these bytes are none."""
-    if code == EMPTY:
+    if code == layout.EMPTY:
         return position
-    if code in (TEXT, BYTES):
+    if code in (layout.TEXT, layout.BYTES):
         return check_sized(code, position, end)
-    if code == FIXED:
+    if code == layout.FIXED:
         return position + first if first <= end - position else -1
-    if code == BOOLEAN:
+    if code == layout.BOOLEAN:
         return position + 1 if position < end else -1
-    value, position = read_number(ZIGZAG if code == ENUM else code, position, end)
-    if code == ENUM and (value < 0 or value >= count):
+    value, position = read_number(layout.ZIGZAG if code == layout.ENUM else code, position, end)
+    if code == layout.ENUM and (value < 0 or value >= count):
         return -1
     return position
 
@@ -345,25 +327,25 @@ def check_value(nodes, children, position, end, frames):  # type: ignore[no-unty
         if is_done:
             if depth == 0:
                 return position
-            frame = frames + (depth - 1) * CHECK_WORDS * WORD
+            frame = frames + (depth - 1) * layout.CHECK_WORDS * WORD
             node = load_word(frame)
             progress = load_word(frame + 1 * WORD)
-        place = nodes + node * CHECK_WORDS * WORD
+        place = nodes + node * layout.CHECK_WORDS * WORD
         code = load_word(place)
         first = load_word(place + 1 * WORD)
         count = load_word(place + 2 * WORD)
         if not is_done:
-            if code == UNION:
-                choice, position = read_number(ZIGZAG, position, end)
+            if code == layout.UNION:
+                choice, position = read_number(layout.ZIGZAG, position, end)
                 if position < 0 or choice < 0 or choice >= count:
                     return -1
                 node = load_word(children + (first + choice) * WORD)
                 continue
             is_done = True
-            if code in (RECORD, ARRAY, MAP):
-                if depth >= CHECK_DEPTH_MAX:
+            if code in (layout.RECORD, layout.ARRAY, layout.MAP):
+                if depth >= layout.CHECK_DEPTH_MAX:
                     return -1
-                frame = frames + depth * CHECK_WORDS * WORD
+                frame = frames + depth * layout.CHECK_WORDS * WORD
                 store_word(frame, node)
                 store_word(frame + 1 * WORD, 0)
                 store_word(frame + 2 * WORD, -1)
@@ -373,7 +355,7 @@ def check_value(nodes, children, position, end, frames):  # type: ignore[no-unty
                 if position < 0:
                     return -1
             continue
-        if code == RECORD:
+        if code == layout.RECORD:
             if progress == count:
                 depth -= 1
                 continue
@@ -393,8 +375,8 @@ def check_value(nodes, children, position, end, frames):  # type: ignore[no-unty
                 continue
         store_word(frame + 1 * WORD, progress - 1)
         store_word(frame + 2 * WORD, position)
-        if code == MAP:
-            position = check_sized(TEXT, position, end)
+        if code == layout.MAP:
+            position = check_sized(layout.TEXT, position, end)
             if position < 0:
                 return -1
         node = first
@@ -407,28 +389,8 @@ def check_avro(base, rows, row_begins, row_ends, marks, nodes, children, frames)
     for row in range(rows):
         if load_byte(marks + row) == NOTHING:
             continue
-        position = base + load_uint32(row_begins + row * 4)
-        end = base + load_uint32(row_ends + row * 4)
+        position, end = bounds(base, row_begins, row_ends, row)
         if position >= end or check_value(nodes, children, position, end, frames) != end:
             store_byte(marks + row, UNDECIDED)
-            undecided += 1
-    return undecided
-
-
-def scan_protobuf(  # type: ignore[no-untyped-def]
-    base, rows, row_begins, row_ends, marks, steps, count, is_open, values, begins, ends, kinds
-):
-    """Walk messages of one type, of scalar fields and instants only; of a field that comes twice, the last counts."""
-    undecided = 0
-    for row in range(rows):
-        if load_byte(marks + row) == NOTHING:
-            continue
-        position = base + load_uint32(row_begins + row * 4)
-        end = base + load_uint32(row_ends + row * 4)
-        mark = walk_protobuf(
-            base, position, end, row, rows, steps, count, is_open, values, begins, ends, kinds
-        )
-        if mark != DECIDED:
-            store_byte(marks + row, mark)
             undecided += 1
     return undecided

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.pipeline.formats.json_layout import (
-    ARRAY,
-    DECIDED,
-    DIGITS_MAX,
-    FALSE,
-    INTEGER,
-    NOTHING,
-    NULL,
-    NUMBER,
-    OBJECT,
-    SCRATCH_WORDS,
-    STRING,
-    TRUE,
-    UNDECIDED,
-)
+from holdfast.pipeline.formats import json_layout as layout
 from holdfast.pipeline.formats.machine import Machine, load
 from holdfast.pipeline.formats.types import INTEGER_BITS, Column, Type
 
@@ -39,7 +26,7 @@ HALF: Final = np.uint64(1 << 28)
 SINGLE_MIN: Final = 2.0**-126
 """Below it singles have fewer bits."""
 POWERS: Final = np.array([float(10**power) for power in range(EXACT_POWER + 1)])
-INTEGER_POWERS: Final = np.array([10**power for power in range(DIGITS_MAX + 1)], np.int64)
+INTEGER_POWERS: Final = np.array([10**power for power in range(layout.DIGITS_MAX + 1)], np.int64)
 
 
 class Document:
@@ -49,7 +36,7 @@ class Document:
         self.base = base
         self.marks: Bytes = np.zeros(rows, np.uint8)
         self.machine: Machine = load()
-        self.scratch = np.empty(SCRATCH_WORDS, np.int64)
+        self.scratch = np.empty(layout.SCRATCH_WORDS, np.int64)
 
 
 class Cells:
@@ -63,7 +50,7 @@ class Cells:
         self.document = document
         self.begins = np.ascontiguousarray(begins)
         self.ends = np.ascontiguousarray(ends)
-        self.kinds = np.full(len(begins), OBJECT, np.uint8) if kinds is None else kinds
+        self.kinds = np.full(len(begins), layout.OBJECT, np.uint8) if kinds is None else kinds
         self.owners = owners
 
     def __len__(self) -> int:
@@ -75,18 +62,17 @@ class Cells:
         addresses = (self.begins.ctypes.data, self.ends.ctypes.data, self.kinds.ctypes.data)
         return self.document.base, len(self), *addresses
 
-    def undecided(self, cells: npt.NDArray[Any]) -> None:
-        """Send the records of these cells (a mask, or places) to the reference."""
-        self.document.marks[self.owners[cells]] = UNDECIDED
+    def undecided(self, cells: npt.NDArray[np.bool_]) -> None:
+        """Send the records of these cells to the reference."""
+        if cells.any():
+            self.document.marks[self.owners[cells]] = layout.UNDECIDED
 
     def only(self, *kinds: int) -> npt.NDArray[np.bool_]:
         """Which cells are of the kinds; those that are of another, and not null, are undecided."""
         wanted: npt.NDArray[np.bool_] = self.kinds == kinds[0]
         for kind in kinds[1:]:
             wanted = wanted | (self.kinds == kind)
-        other = ~wanted & (self.kinds > NULL)
-        if other.any():
-            self.undecided(other)
+        self.undecided(~wanted & (self.kinds > layout.NULL))
         return wanted
 
 
@@ -141,16 +127,14 @@ class Schema:
             document.scratch.ctypes.data,
         )
         if undecided:
-            wrong = marks == UNDECIDED
-            kinds[:, wrong] = NULL
+            wrong = marks == layout.UNDECIDED
+            kinds[:, wrong] = layout.NULL
             cells.undecided(wrong)
         columns = []
         for place, (field, reader) in enumerate(zip(self.fields, self._readers, strict=True)):
             column = Cells(document, begins[place], ends[place], kinds[place], cells.owners)
             if field.required:
-                missing = (column.kinds <= NULL) & (marks == DECIDED)
-                if missing.any():
-                    column.undecided(missing)
+                column.undecided((column.kinds <= layout.NULL) & (marks == layout.DECIDED))
             columns.append(reader(column))
         return columns
 
@@ -176,8 +160,7 @@ class Schema:
         content = np.empty(total, np.uint8)
         if total:
             document.machine.gather_unknown(*places, content.ctypes.data)
-        if bad.any():
-            cells.undecided(bad != 0)
+        cells.undecided(bad != 0)
         buffers = [packed(valid), pa.py_buffer(offsets), pa.py_buffer(content)]
         return pa.Array.from_buffers(pa.string(), rows, buffers)
 
@@ -198,13 +181,13 @@ def reader_of(kind: Type, is_open: bool) -> Reader:
         return _structs(kind, is_open)
     readers: dict[str, Reader] = {
         "boolean": _booleans,
-        "string": _strings,
+        "string": partial(gathered, kind=pa.string()),
         "binary": _binaries,
         "double": _doubles,
         "float": _floats,
         "date": _dates,
-        "timestamp": _timestamps,
-        "timestamp_ntz": _wall_clocks,
+        "timestamp": partial(_instants, kind=pa.timestamp("us", tz="UTC"), with_offset=True),
+        "timestamp_ntz": partial(_instants, kind=pa.timestamp("us"), with_offset=False),
     }
     return readers[kind.kind]
 
@@ -223,8 +206,7 @@ class _Output:
         return *self.cells.places, self.values.ctypes.data, self.valid.ctypes.data, self.bad.ctypes.data
 
     def finish(self) -> None:
-        if self.bad.any():
-            self.cells.undecided(self.bad != 0)
+        self.cells.undecided(self.bad != 0)
 
 
 def _integers(kind: Type) -> Reader:
@@ -242,8 +224,8 @@ def _integers(kind: Type) -> Reader:
 
 
 def _booleans(cells: Cells) -> pa.Array:
-    valid = cells.only(TRUE, FALSE)
-    values = np.packbits(cells.kinds == TRUE, bitorder="little")
+    valid = cells.only(layout.TRUE, layout.FALSE)
+    values = np.packbits(cells.kinds == layout.TRUE, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(cells), [packed(valid), pa.py_buffer(values)])
 
 
@@ -254,8 +236,7 @@ def _texts(
     valid = np.zeros(len(cells), np.uint8)
     bad = np.zeros(len(cells), np.uint8)
     total = measure(*cells.places, offsets.ctypes.data, valid.ctypes.data, bad.ctypes.data)
-    if bad.any():
-        cells.undecided(bad != 0)
+    cells.undecided(bad != 0)
     content = np.empty(total, np.uint8)
     gather(*cells.places, offsets.ctypes.data, content.ctypes.data)
     buffers = [packed(valid), pa.py_buffer(offsets), pa.py_buffer(content)]
@@ -266,10 +247,6 @@ def gathered(cells: Cells, kind: pa.DataType) -> pa.Array:
     """The slices themselves, as strings or binary."""
     machine = cells.document.machine
     return _texts(cells, machine.measure_strings, machine.gather_strings, kind)
-
-
-def _strings(cells: Cells) -> pa.Array:
-    return gathered(cells, pa.string())
 
 
 def _binaries(cells: Cells) -> pa.Array:
@@ -284,22 +261,16 @@ def _numbers(cells: Cells) -> tuple[_Output, Ints]:
     return output, exponents
 
 
-def _spelled(cells: Cells, places: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-    """Doubles of numbers that need more than one exact operation, by Arrow's correctly rounding reader."""
-    found: npt.NDArray[np.float64] = _as_text(cells, places).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return found
-
-
 def _as_text(cells: Cells, places: npt.NDArray[np.intp]) -> pa.Array:
-    """Numbers as they are spelled."""
+    """Numbers as they are spelled, for Arrow's correctly rounding reader: they need more than one exact operation."""
     few = Cells(
         cells.document,
         cells.begins[places],
         cells.ends[places],
-        np.full(len(places), STRING, np.uint8),
+        np.full(len(places), layout.STRING, np.uint8),
         cells.owners[places],
     )
-    return _strings(few)
+    return gathered(few, pa.string())
 
 
 def _as_doubles(cells: Cells) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
@@ -311,17 +282,12 @@ def _as_doubles(cells: Cells) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]
     above = POWERS[np.clip(exponents, 0, EXACT_POWER)]
     values *= above
     values /= below
-    is_number = (cells.kinds == INTEGER) | (cells.kinds == NUMBER)
-    other = ~is_number & (cells.kinds > NULL)
-    if other.any():
-        cells.undecided(other)
+    is_number = cells.only(layout.INTEGER, layout.NUMBER)
     long = is_number & ~(small & (output.valid != 0))
     if long.any():
         places = np.flatnonzero(long)
-        values[places] = _spelled(cells, places)
-        infinite = np.isinf(values)
-        if infinite.any():
-            cells.undecided(infinite)
+        values[places] = _as_text(cells, places).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        cells.undecided(np.isinf(values))
     return values, is_number
 
 
@@ -340,9 +306,7 @@ def _floats(cells: Cells) -> pa.Array:
     if middle.any():
         places = np.flatnonzero(middle)
         singles[places] = _as_text(cells, places).cast(pa.float32()).to_numpy(zero_copy_only=False)
-    infinite = np.isinf(singles)
-    if infinite.any():
-        cells.undecided(infinite)
+    cells.undecided(np.isinf(singles))
     return from_values(pa.float32(), singles, valid)
 
 
@@ -353,14 +317,14 @@ def _decimals(kind: Type) -> Reader:
         output, exponents = _numbers(cells)
         values = output.values
         shift = exponents + kind.scale
-        up = INTEGER_POWERS[np.clip(shift, 0, DIGITS_MAX)]
-        down = INTEGER_POWERS[np.clip(-shift, 0, DIGITS_MAX)]
-        limit = 10 ** min(kind.precision, DIGITS_MAX)
-        fits = (np.abs(values) <= (limit - 1) // up) & (np.abs(shift) <= DIGITS_MAX)
+        up = INTEGER_POWERS[np.clip(shift, 0, layout.DIGITS_MAX)]
+        down = INTEGER_POWERS[np.clip(-shift, 0, layout.DIGITS_MAX)]
+        limit = 10 ** min(kind.precision, layout.DIGITS_MAX)
+        fits = (np.abs(values) <= (limit - 1) // up) & (np.abs(shift) <= layout.DIGITS_MAX)
         whole, rest = np.divmod(values, down)
         scaled = np.where(shift > 0, values * np.where(fits, up, 0), whole)
         fits = np.where(
-            shift > 0, fits, (rest == 0) & (np.abs(shift) <= DIGITS_MAX) & (np.abs(whole) < limit)
+            shift > 0, fits, (rest == 0) & (np.abs(shift) <= layout.DIGITS_MAX) & (np.abs(whole) < limit)
         )
         output.bad |= (~fits & (output.valid != 0)).view(np.uint8)
         output.finish()
@@ -386,21 +350,13 @@ def _instants(cells: Cells, kind: pa.DataType, with_offset: bool) -> pa.Array:
     return from_values(kind, output.values, output.valid)
 
 
-def _timestamps(cells: Cells) -> pa.Array:
-    return _instants(cells, pa.timestamp("us", tz="UTC"), with_offset=True)
-
-
-def _wall_clocks(cells: Cells) -> pa.Array:
-    return _instants(cells, pa.timestamp("us"), with_offset=False)
-
-
 def _structs(kind: Type, is_open: bool) -> Reader:
     schema = Schema(kind.columns, is_open)
     fields = list(kind.arrow)
 
     def read(cells: Cells) -> pa.Array:
-        found = cells.only(OBJECT)
-        marks = np.where(found, np.uint8(DECIDED), np.uint8(NOTHING))
+        found = cells.only(layout.OBJECT)
+        marks = np.where(found, np.uint8(layout.DECIDED), np.uint8(layout.NOTHING))
         columns = schema.read(cells, marks)
         mask = None if found.all() else pa.array(~found)
         return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
@@ -434,7 +390,7 @@ class _Elements:
         np.cumsum(counts, out=offsets[1:])
         self.offsets = pa.array(offsets)
         self.mask = None if self.found.all() else pa.array(~self.found)
-        plain = np.full(total, STRING, np.uint8)
+        plain = np.full(total, layout.STRING, np.uint8)
         self.keys = Cells(cells.document, keys[0], keys[1], plain, owners)
         self.values = Cells(cells.document, values[0], values[1], kinds, owners)
 
@@ -444,7 +400,7 @@ def _arrays(kind: Type, is_open: bool) -> Reader:
     arrow = kind.arrow
 
     def read(cells: Cells) -> pa.Array:
-        elements = _Elements(cells, ARRAY)
+        elements = _Elements(cells, layout.ARRAY)
         values = reader(elements.values)
         return pa.ListArray.from_arrays(elements.offsets, values, type=arrow, mask=elements.mask)
 
@@ -456,8 +412,8 @@ def _maps(kind: Type, is_open: bool) -> Reader:
     arrow = kind.arrow
 
     def read(cells: Cells) -> pa.Array:
-        members = _Elements(cells, OBJECT)
-        keys, values = _strings(members.keys), reader(members.values)
+        members = _Elements(cells, layout.OBJECT)
+        keys, values = gathered(members.keys, pa.string()), reader(members.values)
         return pa.MapArray.from_arrays(members.offsets, keys, values, type=arrow, mask=members.mask)
 
     return read

@@ -18,24 +18,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-from holdfast.pipeline.formats.json_layout import (
-    ARRAY,
-    DECIDED,
-    DEPTH_MAX,
-    ESCAPED,
-    FALSE,
-    FRAME_WORDS,
-    INTEGER,
-    KEYS_MAX,
-    NOTHING,
-    NULL,
-    NUMBER,
-    OBJECT,
-    OPEN_KEYS_MAX,
-    STRING,
-    TRUE,
-    UNDECIDED,
-)
+from holdfast.pipeline.formats import json_layout as layout
 from holdfast.reader.kernel_source import (
     WORD,
     load_byte,
@@ -68,6 +51,12 @@ def _trailing_zeros(typing_context: Any, number: Any) -> Any:
 
 
 trailing_zeros: Any = intrinsic(_trailing_zeros)
+
+
+@njit
+def bounds(base, begins, ends, place):  # type: ignore[no-untyped-def]
+    """Where the slice of this place begins and ends."""
+    return base + load_uint32(begins + place * 4), base + load_uint32(ends + place * 4)
 
 
 @njit
@@ -199,7 +188,7 @@ def is_digit(position, end):  # type: ignore[no-untyped-def]
 @njit
 def skip_number(position, end):  # type: ignore[no-untyped-def]
     """Behind a number (-1: there is none), and its kind."""
-    kind = INTEGER
+    kind = layout.INTEGER
     if load_byte(position) == 0x2D:
         position += 1
     if not is_digit(position, end):
@@ -210,14 +199,14 @@ def skip_number(position, end):  # type: ignore[no-untyped-def]
         while is_digit(position, end):
             position += 1
     if position < end and load_byte(position) == 0x2E:
-        kind = NUMBER
+        kind = layout.NUMBER
         position += 1
         if not is_digit(position, end):
             return -1, kind
         while is_digit(position, end):
             position += 1
     if position < end and load_byte(position) | 0x20 == 0x65:
-        kind = NUMBER
+        kind = layout.NUMBER
         position += 1
         if position < end and (load_byte(position) == 0x2B or load_byte(position) == 0x2D):
             position += 1
@@ -234,12 +223,12 @@ def skip_word(position, end):  # type: ignore[no-untyped-def]
     if end - position >= 4:
         word = load_uint32(position)
         if word == WORD_NULL:
-            return position + 4, NULL
+            return position + 4, layout.NULL
         if word == WORD_TRUE:
-            return position + 4, TRUE
+            return position + 4, layout.TRUE
         if end - position >= 5 and load_byte(position) == 0x66 and load_uint32(position + 1) == WORD_ALSE:
-            return position + 5, FALSE
-    return -1, NULL
+            return position + 5, layout.FALSE
+    return -1, layout.NULL
 
 
 @njit
@@ -249,8 +238,8 @@ def skip_scalar(position, end):  # type: ignore[no-untyped-def]
     if byte == 0x22:
         position, escaped = skip_string(position + 1, end)
         if position < 0:
-            return -1, STRING
-        return position + 1, ESCAPED if escaped else STRING
+            return -1, layout.STRING
+        return position + 1, layout.ESCAPED if escaped else layout.STRING
     if byte == 0x2D or 0x30 <= byte <= 0x39:
         return skip_number(position, end)
     return skip_word(position, end)
@@ -295,7 +284,7 @@ def find_field(key, size, names, fields):  # type: ignore[no-untyped-def]
 @njit
 def is_new_key(value, keys, base, top):  # type: ignore[no-untyped-def]
     """Whether a key's hash is none of the open object's, and there is room to remember it."""
-    if top - base >= KEYS_MAX or top >= OPEN_KEYS_MAX:
+    if top - base >= layout.KEYS_MAX or top >= layout.OPEN_KEYS_MAX:
         return False
     for index in range(base, top):
         if load_word(keys + index * WORD) == value:
@@ -307,10 +296,10 @@ def is_new_key(value, keys, base, top):  # type: ignore[no-untyped-def]
 @njit
 def scan_document(base, position, end, row, rows, names, fields, is_open, begins, ends, kinds, scratch):  # type: ignore[no-untyped-def]
     """Check one document and note its fields; tells whether it is decided."""
-    frames = scratch + OPEN_KEYS_MAX * WORD
+    frames = scratch + layout.OPEN_KEYS_MAX * WORD
     position = skip_space(position, end)
     if position >= end or load_byte(position) != 0x7B:
-        return UNDECIDED
+        return layout.UNDECIDED
     position += 1
     depth = 1
     in_object = True
@@ -322,7 +311,7 @@ def scan_document(base, position, end, row, rows, names, fields, is_open, begins
     while depth > 0:
         position = skip_space(position, end)
         if position >= end:
-            return UNDECIDED
+            return layout.UNDECIDED
         byte = load_byte(position)
         # The container ends, or goes on behind a comma.
         if byte == (0x7D if in_object else 0x5D):
@@ -332,7 +321,7 @@ def scan_document(base, position, end, row, rows, names, fields, is_open, begins
                 break
             if in_object:
                 keys_top = keys_base
-            frame = frames + depth * FRAME_WORDS * WORD
+            frame = frames + depth * layout.FRAME_WORDS * WORD
             in_object = load_word(frame) != 0
             keys_base = load_word(frame + WORD)
             first = False
@@ -341,15 +330,15 @@ def scan_document(base, position, end, row, rows, names, fields, is_open, begins
             continue
         if not first:
             if byte != 0x2C:
-                return UNDECIDED
+                return layout.UNDECIDED
             position = skip_space(position + 1, end)
             if position >= end:
-                return UNDECIDED
+                return layout.UNDECIDED
             byte = load_byte(position)
         first = False
         if in_object:
             if byte != 0x22:
-                return UNDECIDED
+                return layout.UNDECIDED
             key = position + 1
             known = False
             if depth == 1:
@@ -367,36 +356,36 @@ def scan_document(base, position, end, row, rows, names, fields, is_open, begins
             if not known:
                 position, escaped = skip_string(key, end)
                 if position < 0 or escaped:
-                    return UNDECIDED
+                    return layout.UNDECIDED
                 size = position - key
                 if depth == 1:
                     field = find_field(key, size, names, fields)
                     known = field >= 0
                     if not known and not is_open:
-                        return UNDECIDED
+                        return layout.UNDECIDED
                 if not known:
                     if not is_new_key(hash_key(key, size), scratch, keys_base, keys_top):
-                        return UNDECIDED
+                        return layout.UNDECIDED
                     keys_top += 1
             if known:
                 if load_byte(kinds + field * rows + row) != 0:
-                    return UNDECIDED
+                    return layout.UNDECIDED
                 expected = field + 1
             position = skip_space(position + 1, end)
             if position >= end or load_byte(position) != 0x3A:
-                return UNDECIDED
+                return layout.UNDECIDED
             position = skip_space(position + 1, end)
             if position >= end:
-                return UNDECIDED
+                return layout.UNDECIDED
             byte = load_byte(position)
         begin = position
         if byte == 0x7B or byte == 0x5B:
             if depth == 1 and field >= 0:
                 store_int32(begins + (field * rows + row) * 4, begin - base)
-                store_byte(kinds + field * rows + row, OBJECT if byte == 0x7B else ARRAY)
-            if depth >= DEPTH_MAX:
-                return UNDECIDED
-            frame = frames + depth * FRAME_WORDS * WORD
+                store_byte(kinds + field * rows + row, layout.OBJECT if byte == 0x7B else layout.ARRAY)
+            if depth >= layout.DEPTH_MAX:
+                return layout.UNDECIDED
+            frame = frames + depth * layout.FRAME_WORDS * WORD
             store_word(frame, 1 if in_object else 0)
             store_word(frame + WORD, keys_base)
             depth += 1
@@ -407,28 +396,27 @@ def scan_document(base, position, end, row, rows, names, fields, is_open, begins
             continue
         position, kind = skip_scalar(position, end)
         if position < 0:
-            return UNDECIDED
+            return layout.UNDECIDED
         if depth == 1 and field >= 0:
-            quote = 1 if STRING <= kind <= ESCAPED else 0
+            quote = 1 if layout.STRING <= kind <= layout.ESCAPED else 0
             place = field * rows + row
             store_int32(begins + place * 4, begin + quote - base)
             store_int32(ends + place * 4, position - quote - base)
             store_byte(kinds + place, kind)
-    return DECIDED if skip_space(position, end) == end else UNDECIDED
+    return layout.DECIDED if skip_space(position, end) == end else layout.UNDECIDED
 
 
 def scan(base, rows, row_begins, row_ends, marks, names, fields, is_open, begins, ends, kinds, scratch):  # type: ignore[no-untyped-def]
     """Check documents that must be objects, and note where the fields of the schema are in each."""
     undecided = 0
     for row in range(rows):
-        if load_byte(marks + row) == NOTHING:
+        if load_byte(marks + row) == layout.NOTHING:
             continue
-        position = base + load_uint32(row_begins + row * 4)
-        end = base + load_uint32(row_ends + row * 4)
+        position, end = bounds(base, row_begins, row_ends, row)
         mark = scan_document(
             base, position, end, row, rows, names, fields, is_open, begins, ends, kinds, scratch
         )
-        if mark != DECIDED:
+        if mark != layout.DECIDED:
             store_byte(marks + row, mark)
             undecided += 1
     return undecided
@@ -440,7 +428,7 @@ def skip_value(position, end):  # type: ignore[no-untyped-def]
     byte = load_byte(position)
     if byte != 0x7B and byte != 0x5B:
         return skip_scalar(position, end)
-    kind = OBJECT if byte == 0x7B else ARRAY
+    kind = layout.OBJECT if byte == 0x7B else layout.ARRAY
     depth = 0
     while position < end:
         byte = load_byte(position)
@@ -465,10 +453,10 @@ def count_elements(base, cells, begins, ends, kinds, wanted, counts):  # type: i
     for cell in range(cells):
         count = 0
         if load_byte(kinds + cell) == wanted:
-            end = base + load_uint32(ends + cell * 4)
-            position = skip_space(base + load_uint32(begins + cell * 4) + 1, end)
+            position, end = bounds(base, begins, ends, cell)
+            position = skip_space(position + 1, end)
             while position < end and load_byte(position) != 0x5D and load_byte(position) != 0x7D:
-                if wanted == OBJECT:
+                if wanted == layout.OBJECT:
                     position, _ = skip_value(position, end)
                     if position < 0:
                         break
@@ -507,10 +495,10 @@ def list_elements(  # type: ignore[no-untyped-def]
         count = load_uint32(counts + cell * 4)
         if count == 0:
             continue  # Cells of another kind have no slice.
-        end = base + load_uint32(ends + cell * 4)
-        position = skip_space(base + load_uint32(begins + cell * 4) + 1, end)
+        position, end = bounds(base, begins, ends, cell)
+        position = skip_space(position + 1, end)
         for _ in range(count):
-            if wanted == OBJECT:
+            if wanted == layout.OBJECT:
                 begin = position + 1
                 position, _kind = skip_value(position, end)
                 store_int32(key_begins + place * 4, begin - base)
@@ -518,7 +506,7 @@ def list_elements(  # type: ignore[no-untyped-def]
                 position = skip_space(skip_space(position, end) + 1, end)
             begin = position
             position, kind = skip_value(position, end)
-            quote = 1 if STRING <= kind <= ESCAPED else 0
+            quote = 1 if layout.STRING <= kind <= layout.ESCAPED else 0
             store_int32(value_begins + place * 4, begin + quote - base)
             store_int32(value_ends + place * 4, position - quote - base)
             store_byte(value_kinds + place, kind)

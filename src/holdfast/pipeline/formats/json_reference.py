@@ -1,4 +1,4 @@
-"""JSON values, record by record in plain Python: what is right is decided here.
+"""JSON values, record by record in plain Python: what is right is decided here. `JsonFast` decodes them in bulk.
 
 A value is exactly one JSON object in UTF-8 (RFC 8259, no byte order mark), and nothing after it but white space. No key
 stands twice in any object, escapes count as what they mean. Strings hold no lone surrogates. Nothing is nested deeper
@@ -18,8 +18,22 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
+import pyarrow as pa
+
 from holdfast.pipeline.definition.model import Decoding
-from holdfast.pipeline.formats.base import RowDecoder, Undecodable, shown, shown_bytes, shown_name
+from holdfast.pipeline.formats import machine
+from holdfast.pipeline.formats.base import (
+    Decoded,
+    Decoder,
+    RowDecoder,
+    Undecodable,
+    shown,
+    shown_bytes,
+    shown_name,
+    utf8,
+)
+from holdfast.pipeline.formats.bulk import decode_in_bulk
+from holdfast.pipeline.formats.json_cells import Cells, Schema
 from holdfast.pipeline.formats.texts import Unfit, number_reader, string_reader
 from holdfast.pipeline.formats.types import Column, Type
 
@@ -92,10 +106,7 @@ def _check_surrogates(value: Any) -> None:
 
 def parse_document(raw: bytes) -> Any:
     """The one JSON value that these bytes are, numbers as `Number`; raises `Undecodable`."""
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as wrong:
-        raise Undecodable(f"invalid UTF-8 at byte {wrong.start}") from None
+    text = utf8(raw)
     if not text.strip(" \t\r\n"):
         raise Undecodable("empty value" if not text else "empty value: white space only")
     if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX:
@@ -160,36 +171,22 @@ def _boolean(value: Any, path: str, unknowns: Unknowns) -> Any:
     return value
 
 
-def _array(kind: Type, reject: bool) -> Read:
+def _elements(kind: Type, reject: bool) -> Read:
+    """Of an array or a map: each element that is not null, with its place in the path."""
     inner = reading(kind.inner, reject)
+    wanted = dict if kind.kind == "map" else list
 
     def read(value: Any, path: str, unknowns: Unknowns) -> Any:
-        if not isinstance(value, list):
-            raise Undecodable(f'field "{path}": expected array, found {kind_of(value)}')
-        found = []
-        for index, each in enumerate(value):
+        if not isinstance(value, wanted):
+            raise Undecodable(f'field "{path}": expected {kind.kind}, found {kind_of(value)}')
+        found: list[Any] = []
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             below: Unknowns = {}
-            found.append(None if each is None else inner(each, f"{path}[{index}]", below))
+            where = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{shown_name(key)[1:-1]}"
+            element = None if each is None else inner(each, where, below)
+            found.append(element if isinstance(key, int) else (key, element))
             if below:
-                unknowns[str(index)] = below
-        return found
-
-    return read
-
-
-def _map(kind: Type, reject: bool) -> Read:
-    inner = reading(kind.inner, reject)
-
-    def read(value: Any, path: str, unknowns: Unknowns) -> Any:
-        if not isinstance(value, dict):
-            raise Undecodable(f'field "{path}": expected map, found {kind_of(value)}')
-        found = []
-        for key, each in value.items():
-            below: Unknowns = {}
-            where = f"{path}.{shown_name(key)[1:-1]}"
-            found.append((key, None if each is None else inner(each, where, below)))
-            if below:
-                unknowns[key] = below
+                unknowns[str(key)] = below
         return found
 
     return read
@@ -210,10 +207,8 @@ def _struct(kind: Type, reject: bool) -> Read:
 def reading(kind: Type, reject: bool) -> Read:
     if kind.kind == "boolean":
         return _boolean
-    if kind.kind == "array":
-        return _array(kind, reject)
-    if kind.kind == "map":
-        return _map(kind, reject)
+    if kind.kind in ("array", "map"):
+        return _elements(kind, reject)
     if kind.kind == "struct":
         return _struct(kind, reject)
     return _scalar(kind)
@@ -270,3 +265,32 @@ class JsonReference(RowDecoder):
         if self.keep:
             row.append(json_text(unknowns) if unknowns else None)
         return row
+
+
+class JsonFast(Decoder):
+    """The decoder of `format: json`, in bulk: machine code finds and reads the fields, Arrow makes the columns.
+
+    A batch is scanned once (`json_kernel.scan`), which gives for every field and row a slice and its kind. Each column
+    is then made from its slices by type; a struct is scanned again for its own fields, arrays and maps are listed into
+    the slices of their elements, and so on inwards. Rows that the machine code does not decide go to the reference,
+    whole.
+    """
+
+    def __init__(self, decoding: Decoding, prefix: str, fields: Sequence[Column]) -> None:
+        self.reference = JsonReference(decoding, prefix, fields)
+        super().__init__(decoding, prefix, self.reference.columns)
+        # What is kept of structs stands in another place of the text: such rows are the reference's.
+        is_ignoring = decoding.unknown == "ignore"
+        self._schema = Schema(fields, is_open=is_ignoring or self.reference.keep, is_open_inside=is_ignoring)
+
+    def prepare(self) -> None:
+        machine.load()
+
+    def decode(self, values: pa.Array) -> Decoded:
+        return decode_in_bulk(values.cast(pa.binary()), self._read, self.reference.decode)
+
+    def _read(self, cells: Cells) -> list[pa.Array]:
+        columns = self._schema.read(cells, cells.document.marks)
+        if self.reference.keep:
+            columns.append(self._schema.unknown(cells))
+        return columns

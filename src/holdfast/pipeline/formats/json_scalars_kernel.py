@@ -11,16 +11,14 @@ from typing import Final
 
 from numba import njit
 
-from holdfast.pipeline.formats.json_kernel import read_hex
-from holdfast.pipeline.formats.json_layout import (
-    DIGITS_MAX,
-    ESCAPED,
-    INSTANT_END_MS,
-    INSTANT_MIN_MS,
-    INTEGER,
-    NULL,
-    NUMBER,
-    STRING,
+from holdfast.pipeline.formats import json_layout as layout
+from holdfast.pipeline.formats.json_kernel import (
+    bounds,
+    find_field,
+    read_hex,
+    skip_space,
+    skip_string,
+    skip_value,
 )
 from holdfast.reader.kernel_source import (
     WORD,
@@ -48,32 +46,37 @@ def read_digits(position, size):  # type: ignore[no-untyped-def]
     return value
 
 
+@njit
+def note(fine, value, cell, values, valid, bad):  # type: ignore[no-untyped-def]
+    """The value of a cell, or that the reference must look at it."""
+    if fine:
+        store_word(values + cell * WORD, value)
+        store_byte(valid + cell, 1)
+    else:
+        store_byte(bad + cell, 1)
+
+
 def read_integers(base, cells, begins, ends, kinds, values, valid, bad, minimum, maximum):  # type: ignore[no-untyped-def]
     """Integers of at most 19 digits, within the bounds given."""
     for cell in range(cells):
         kind = load_byte(kinds + cell)
-        if kind <= NULL:
+        if kind <= layout.NULL:
             continue
-        position = base + load_uint32(begins + cell * 4)
-        end = base + load_uint32(ends + cell * 4)
+        position, end = bounds(base, begins, ends, cell)
         value = 0
-        fine = kind == INTEGER
+        fine = kind == layout.INTEGER
         if fine:
             negative = load_byte(position) == 0x2D
             if negative:
                 position += 1
             # Nineteen digits may pass 2**63, which shows as a number below zero, but not 2**64.
-            fine = end - position <= DIGITS_MAX + 1
+            fine = end - position <= layout.DIGITS_MAX + 1
             if fine:
                 value = read_digits(position, end - position)
                 fine = value >= 0
                 value = -value if negative else value
                 fine = fine and minimum <= value <= maximum
-        if fine:
-            store_word(values + cell * WORD, value)
-            store_byte(valid + cell, 1)
-        else:
-            store_byte(bad + cell, 1)
+        note(fine, value, cell, values, valid, bad)
     return 0
 
 
@@ -81,13 +84,12 @@ def read_numbers(base, cells, begins, ends, kinds, values, valid, bad, exponents
     """Numbers as an integer and a power of ten; bad when they have more digits than fit, or are minus zero."""
     for cell in range(cells):
         kind = load_byte(kinds + cell)
-        if kind <= NULL:
+        if kind <= layout.NULL:
             continue
-        if kind != INTEGER and kind != NUMBER:
+        if kind != layout.INTEGER and kind != layout.NUMBER:
             store_byte(bad + cell, 1)
             continue
-        position = base + load_uint32(begins + cell * 4)
-        end = base + load_uint32(ends + cell * 4)
+        position, end = bounds(base, begins, ends, cell)
         negative = load_byte(position) == 0x2D
         if negative:
             position += 1
@@ -106,7 +108,7 @@ def read_numbers(base, cells, begins, ends, kinds, values, valid, bad, exponents
                 value = value * 10 + (byte - 0x30)
                 if value != 0:
                     digits += 1
-                if digits > DIGITS_MAX:
+                if digits > layout.DIGITS_MAX:
                     fine = False
                     break
                 if in_fraction:
@@ -155,19 +157,14 @@ def read_day(position):  # type: ignore[no-untyped-def]
 def read_dates(base, cells, begins, ends, kinds, values, valid, bad):  # type: ignore[no-untyped-def]
     for cell in range(cells):
         kind = load_byte(kinds + cell)
-        if kind <= NULL:
+        if kind <= layout.NULL:
             continue
-        position = base + load_uint32(begins + cell * 4)
-        end = base + load_uint32(ends + cell * 4)
+        position, end = bounds(base, begins, ends, cell)
         days = 0
-        fine = kind == STRING and end - position == 10
+        fine = kind == layout.STRING and end - position == 10
         if fine:
             days, fine = read_day(position)
-        if fine:
-            store_word(values + cell * WORD, days)
-            store_byte(valid + cell, 1)
-        else:
-            store_byte(bad + cell, 1)
+        note(fine, days, cell, values, valid, bad)
     return 0
 
 
@@ -235,35 +232,30 @@ def read_instant(position, end, with_offset):  # type: ignore[no-untyped-def]
         return 0, False
     minutes, fine = read_offset(position, end)
     micros -= minutes * 60_000_000
-    return micros, fine and INSTANT_MIN_MS * 1000 <= micros < INSTANT_END_MS * 1000
+    return micros, fine and layout.INSTANT_MIN_MS * 1000 <= micros < layout.INSTANT_END_MS * 1000
 
 
 def read_instants(base, cells, begins, ends, kinds, values, valid, bad, with_offset):  # type: ignore[no-untyped-def]
     """Timestamps: ISO 8601 with an offset or integers of milliseconds; or without an offset, and no integers."""
     for cell in range(cells):
         kind = load_byte(kinds + cell)
-        if kind <= NULL:
+        if kind <= layout.NULL:
             continue
-        position = base + load_uint32(begins + cell * 4)
-        end = base + load_uint32(ends + cell * 4)
+        position, end = bounds(base, begins, ends, cell)
         micros = 0
         fine = False
-        if kind == STRING:
+        if kind == layout.STRING:
             micros, fine = read_instant(position, end, with_offset)
-        elif kind == INTEGER and with_offset:
+        elif kind == layout.INTEGER and with_offset:
             negative = load_byte(position) == 0x2D
             if negative:
                 position += 1
-            if end - position <= DIGITS_MAX:
+            if end - position <= layout.DIGITS_MAX:
                 millis = read_digits(position, end - position)
                 millis = -millis if negative else millis
-                fine = INSTANT_MIN_MS <= millis < INSTANT_END_MS
+                fine = layout.INSTANT_MIN_MS <= millis < layout.INSTANT_END_MS
                 micros = millis * 1000
-        if fine:
-            store_word(values + cell * WORD, micros)
-            store_byte(valid + cell, 1)
-        else:
-            store_byte(bad + cell, 1)
+        note(fine, micros, cell, values, valid, bad)
     return 0
 
 
@@ -320,14 +312,14 @@ def measure_strings(base, cells, begins, ends, kinds, offsets, valid, bad):  # t
     store_int32(offsets, 0)
     for cell in range(cells):
         kind = load_byte(kinds + cell)
-        if kind == STRING:
+        if kind == layout.STRING:
             total += load_uint32(ends + cell * 4) - load_uint32(begins + cell * 4)
             store_byte(valid + cell, 1)
-        elif kind == ESCAPED:
-            position = base + load_uint32(begins + cell * 4)
-            total += unescape(position, base + load_uint32(ends + cell * 4), 0, False)
+        elif kind == layout.ESCAPED:
+            position, end = bounds(base, begins, ends, cell)
+            total += unescape(position, end, 0, False)
             store_byte(valid + cell, 1)
-        elif kind > NULL:
+        elif kind > layout.NULL:
             store_byte(bad + cell, 1)
         store_int32(offsets + (cell + 1) * 4, total)
     return total
@@ -337,11 +329,10 @@ def gather_strings(base, cells, begins, ends, kinds, offsets, target):  # type: 
     for cell in range(cells):
         kind = load_byte(kinds + cell)
         place = target + load_uint32(offsets + cell * 4)
-        position = base + load_uint32(begins + cell * 4)
-        end = base + load_uint32(ends + cell * 4)
-        if kind == STRING:
+        position, end = bounds(base, begins, ends, cell)
+        if kind == layout.STRING:
             copy(place, position, end - position)
-        elif kind == ESCAPED:
+        elif kind == layout.ESCAPED:
             unescape(position, end, place, True)
     return 0
 
@@ -365,11 +356,10 @@ def measure_base64(base, cells, begins, ends, kinds, offsets, valid, bad):  # ty
     store_int32(offsets, 0)
     for cell in range(cells):
         kind = load_byte(kinds + cell)
-        if kind > NULL:
-            begin = base + load_uint32(begins + cell * 4)
-            end = base + load_uint32(ends + cell * 4)
+        if kind > layout.NULL:
+            begin, end = bounds(base, begins, ends, cell)
             size = end - begin
-            fine = kind == STRING and size & 3 == 0
+            fine = kind == layout.STRING and size & 3 == 0
             if fine and size > 0:
                 padding = 0
                 if load_byte(end - 1) == 0x3D:
@@ -405,4 +395,97 @@ def gather_base64(base, cells, begins, _ends, _kinds, offsets, target):  # type:
             place += 3
             left -= 3
             position += 4
+    return 0
+
+
+# ------------------------------------------------------------------------ the text of `_unknown`
+#
+# Members of documents that the schema does not name. Documents have been accepted by `json_kernel.scan`. The text is
+# the reference's: members in their order, without white space, numbers and strings as they are spelled; one with an
+# escape is left to the reference, which spells it anew.
+
+
+@njit
+def compact(position, end, target, is_writing):  # type: ignore[no-untyped-def]
+    """Write a value without its white space, or only count its bytes; -1: it holds an escape."""
+    begin = target
+    in_string = False
+    while position < end:
+        byte = load_byte(position)
+        position += 1
+        if in_string:
+            if byte == 0x5C:
+                return -1
+            in_string = byte != 0x22
+        elif byte == 0x22:
+            in_string = True
+        elif byte <= 0x20:
+            continue
+        if is_writing:
+            store_byte(target, byte)
+        target += 1
+    return target - begin
+
+
+@njit
+def write_members(position, end, names, fields, target, is_writing):  # type: ignore[no-untyped-def]
+    """The object of a document's unknown members, or only its size: 0 when there are none, -1 when one is escaped."""
+    size = 0
+    position = skip_space(skip_space(position, end) + 1, end)
+    while position < end and load_byte(position) != 0x7D:
+        key = position + 1
+        key_end, _ = skip_string(key, end)
+        if key_end < 0:
+            return -1
+        key_size = key_end - key
+        position = skip_space(skip_space(key_end + 1, end) + 1, end)
+        if position >= end:
+            return -1
+        begin = position
+        position, _ = skip_value(position, end)
+        if position < 0:
+            return -1
+        if find_field(key, key_size, names, fields) < 0:
+            if is_writing:
+                store_byte(target + size, 0x7B if size == 0 else 0x2C)
+                copy(target + size + 1, key - 1, key_size + 2)
+                store_byte(target + size + key_size + 3, 0x3A)
+            size += key_size + 4
+            value_size = compact(begin, position, target + size, is_writing)
+            if value_size < 0:
+                return -1
+            size += value_size
+        position = skip_space(position, end)
+        if position < end and load_byte(position) == 0x2C:
+            position = skip_space(position + 1, end)
+    if size > 0:
+        if is_writing:
+            store_byte(target + size, 0x7D)
+        size += 1
+    return size
+
+
+def measure_unknown(base, rows, begins, ends, marks, names, fields, offsets, valid, bad):  # type: ignore[no-untyped-def]
+    """Where each row's text ends; the total is returned."""
+    total = 0
+    store_int32(offsets, 0)
+    for row in range(rows):
+        if load_byte(marks + row) == layout.DECIDED:
+            position, end = bounds(base, begins, ends, row)
+            size = write_members(position, end, names, fields, 0, False)
+            if size > 0:
+                total += size
+                store_byte(valid + row, 1)
+            elif size < 0:
+                store_byte(bad + row, 1)
+        store_int32(offsets + (row + 1) * 4, total)
+    return total
+
+
+def gather_unknown(base, rows, begins, ends, _kinds, names, fields, offsets, valid, target):  # type: ignore[no-untyped-def]
+    """Write the texts that were measured."""
+    for row in range(rows):
+        if load_byte(valid + row) == 1:
+            position, end = bounds(base, begins, ends, row)
+            write_members(position, end, names, fields, target + load_uint32(offsets + row * 4), True)
     return 0

@@ -19,7 +19,6 @@ _SOURCES: Final = (
             "json_kernel.py",
             "json_scalars_kernel.py",
             "json_layout.py",
-            "json_unknown_kernel.py",
             "flat_kernel.py",
             "flat_layout.py",
             "delimited_kernel.py",
@@ -42,8 +41,7 @@ class Machine(NamedTuple):
     gather_strings: Function
     measure_base64: Function
     gather_base64: Function
-    scan_avro: Function
-    scan_protobuf: Function
+    scan_flat: Function
     check_avro: Function
     scan_delimited: Function
     measure_unknown: Function
@@ -56,13 +54,7 @@ def load() -> Machine:
 
 
 def _functions() -> Mapping[str, Callable[..., int]]:
-    from holdfast.pipeline.formats import (
-        delimited_kernel,
-        flat_kernel,
-        json_kernel,
-        json_scalars_kernel,
-        json_unknown_kernel,
-    )
+    from holdfast.pipeline.formats import delimited_kernel, flat_kernel, json_kernel, json_scalars_kernel
 
-    modules = (delimited_kernel, flat_kernel, json_kernel, json_scalars_kernel, json_unknown_kernel)
+    modules = (delimited_kernel, flat_kernel, json_kernel, json_scalars_kernel)
     return {name: value for module in modules for name, value in vars(module).items()}

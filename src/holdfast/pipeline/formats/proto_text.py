@@ -1,9 +1,10 @@
 """Protobuf's `.proto` language, as far as records need it: a text becomes a `FileDescriptorProto`.
 
 Read: proto3 and proto2 files with messages, enums, nested ones, scalars, repeated, optional, required, oneof, map,
-reserved, options (of which `packed`, `default`, `deprecated` and `allow_alias` count, the rest is passed over),
-services (passed over), imports of Protobuf's own well-known files and of files that a registry gives along. Refused
-with a clear text: other imports, editions, groups, extensions. A `FileDescriptorSet` of protoc has no such bounds.
+reserved, options (of which `allow_alias` counts, the rest is passed over: packed or not, both are read, and a field
+that is absent is null, whatever its default), services (passed over), imports of Protobuf's own well-known files and of
+files that a registry gives along. Refused with a clear text: other imports, editions, groups, extensions. A
+`FileDescriptorSet` of protoc has no such bounds.
 """
 
 from __future__ import annotations
@@ -118,6 +119,12 @@ class Reading:
             if depth == 0 and found in (";", "}"):
                 return
 
+    def skip_options(self) -> None:
+        """Past options in brackets, if there are any."""
+        depth = 0
+        while depth > 0 or self.next == "[":
+            depth += {"[": 1, "]": -1}.get(self.take(), 0)
+
 
 class ProtoFile:
     """One file being read into its descriptor."""
@@ -226,8 +233,7 @@ class ProtoFile:
             field.type_name = entry.name
         reading.take("=")
         field.number = reading.number()
-        if reading.taken("["):
-            self._field_options(field)
+        reading.skip_options()
         reading.take(";")
 
     def _map(self, message: DescriptorProto, field: F) -> DescriptorProto:
@@ -250,45 +256,6 @@ class ProtoFile:
         else:
             field.type_name = name
 
-    def _field_options(self, field: F) -> None:
-        reading = self.reading
-        while True:
-            name = self._option_name()
-            reading.take("=")
-            value = self._option_value()
-            if name == "packed":
-                field.options.packed = value == "true"
-            elif name == "default":
-                field.default_value = value
-            if reading.taken("]"):
-                return
-            reading.take(",")
-
-    def _option_name(self) -> str:
-        reading = self.reading
-        if reading.taken("("):
-            name = f"({reading.dotted()})"
-            reading.take(")")
-        else:
-            name = reading.word()
-        while reading.taken("."):
-            name += "." + reading.word()
-        return name
-
-    def _option_value(self) -> str:
-        reading = self.reading
-        if reading.next == "{":
-            depth = 0
-            while True:
-                depth += {"{": 1, "}": -1}.get(reading.take(), 0)
-                if depth == 0:
-                    return ""
-        sign = reading.take() if reading.next in ("+", "-") else ""
-        found = reading.take()
-        while found[0] in "\"'" and reading.next[:1] in ('"', "'"):
-            found = found[:-1] + reading.take()[1:]
-        return (sign + found).strip("\"'")
-
     def _enum(self, enum: EnumDescriptorProto) -> None:
         reading = self.reading
         enum.name = reading.word()
@@ -305,9 +272,7 @@ class ProtoFile:
                 value = enum.value.add(name=reading.word())
                 reading.take("=")
                 value.number = reading.number()
-                if reading.taken("["):
-                    while not reading.taken("]"):
-                        reading.take()
+                reading.skip_options()
                 reading.take(";")
 
     def _optionals(self, message: DescriptorProto) -> None:

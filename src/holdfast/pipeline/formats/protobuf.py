@@ -27,21 +27,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from holdfast.pipeline.definition.model import Decoding
+from holdfast.pipeline.formats import flat_layout as layout
 from holdfast.pipeline.formats.base import Decoder, FormatError, Undecodable, shown_name
 from holdfast.pipeline.formats.flat_columns import Kind, Meaning, Step, flat_of
-from holdfast.pipeline.formats.flat_layout import (
-    BYTES,
-    EIGHT_BYTES,
-    FOUR_BYTES,
-    INSTANT,
-    SIGNED_32,
-    TEXT,
-    TRUTH,
-    UNSIGNED_32,
-    VARINT,
-    ZIGZAG,
-    ZIGZAG_32,
-)
 from holdfast.pipeline.formats.proto_text import declared, parse_proto, resolve
 from holdfast.pipeline.formats.registry import Registered
 from holdfast.pipeline.formats.schema_rows import (
@@ -50,6 +38,7 @@ from holdfast.pipeline.formats.schema_rows import (
     Plan,
     SchemaRows,
     cannot,
+    check_schema,
     checked,
     unknown_text,
 )
@@ -84,21 +73,21 @@ TYPES: Final = {
     D.TYPE_ENUM: Type("string"),
 }
 FLAT: Final[dict[int, tuple[int, int, Kind]]] = {
-    D.TYPE_INT32: (SIGNED_32, 0, "integer"),
-    D.TYPE_INT64: (VARINT, 0, "integer"),
-    D.TYPE_UINT32: (UNSIGNED_32, 0, "integer"),
-    D.TYPE_UINT64: (VARINT, 0, "unsigned"),
-    D.TYPE_SINT32: (ZIGZAG_32, 0, "integer"),
-    D.TYPE_SINT64: (ZIGZAG, 0, "integer"),
-    D.TYPE_BOOL: (TRUTH, 0, "boolean"),
-    D.TYPE_FIXED32: (FOUR_BYTES, 5, "integer"),
-    D.TYPE_SFIXED32: (FOUR_BYTES, 5, "signed_four"),
-    D.TYPE_FLOAT: (FOUR_BYTES, 5, "single"),
-    D.TYPE_FIXED64: (EIGHT_BYTES, 1, "unsigned"),
-    D.TYPE_SFIXED64: (EIGHT_BYTES, 1, "integer"),
-    D.TYPE_DOUBLE: (EIGHT_BYTES, 1, "double"),
-    D.TYPE_STRING: (TEXT, 2, "text"),
-    D.TYPE_BYTES: (BYTES, 2, "bytes"),
+    D.TYPE_INT32: (layout.SIGNED_32, 0, "integer"),
+    D.TYPE_INT64: (layout.VARINT, 0, "integer"),
+    D.TYPE_UINT32: (layout.UNSIGNED_32, 0, "integer"),
+    D.TYPE_UINT64: (layout.VARINT, 0, "unsigned"),
+    D.TYPE_SINT32: (layout.ZIGZAG_32, 0, "integer"),
+    D.TYPE_SINT64: (layout.ZIGZAG, 0, "integer"),
+    D.TYPE_BOOL: (layout.TRUTH, 0, "boolean"),
+    D.TYPE_FIXED32: (layout.FOUR_BYTES, 5, "integer"),
+    D.TYPE_SFIXED32: (layout.FOUR_BYTES, 5, "signed_four"),
+    D.TYPE_FLOAT: (layout.FOUR_BYTES, 5, "single"),
+    D.TYPE_FIXED64: (layout.EIGHT_BYTES, 1, "unsigned"),
+    D.TYPE_SFIXED64: (layout.EIGHT_BYTES, 1, "integer"),
+    D.TYPE_DOUBLE: (layout.EIGHT_BYTES, 1, "double"),
+    D.TYPE_STRING: (layout.TEXT, 2, "text"),
+    D.TYPE_BYTES: (layout.BYTES, 2, "bytes"),
 }
 INTEGERS: Final = frozenset(
     kind for kind, found in TYPES.items() if found.kind in ("int", "bigint", "decimal")
@@ -441,7 +430,7 @@ class Protobuf(SchemaRows):
             return row
 
         steps = flat_steps(descriptor)
-        return Plan(plan, flat_of("scan_protobuf", steps, self.fields, is_open=unknown == "ignore"))
+        return Plan(plan, flat_of(steps, self.fields, is_protobuf=True, is_open=unknown == "ignore"))
 
 
 def flat_steps(message: Descriptor) -> list[Step] | None:
@@ -452,9 +441,9 @@ def flat_steps(message: Descriptor) -> list[Step] | None:
         if field.is_repeated or field.is_required or (oneof is not None and len(oneof.fields) > 1):
             return None
         if field.type == D.TYPE_MESSAGE and field.message_type.full_name == TIMESTAMP:
-            code, wire_type, meaning = INSTANT, 2, Meaning("instant")
+            code, wire_type, meaning = layout.INSTANT, 2, Meaning("instant")
         elif field.type == D.TYPE_ENUM:
-            code, wire_type, meaning = SIGNED_32, 0, Meaning("names", names=enum_names(field))
+            code, wire_type, meaning = layout.SIGNED_32, 0, Meaning("names", names=enum_names(field))
         elif field.type in FLAT:
             code, wire_type, kind = FLAT[field.type]
             meaning = Meaning(kind)
@@ -474,12 +463,7 @@ def flat_steps(message: Descriptor) -> list[Step] | None:
 
 
 def protobuf_decoder(decoding: Decoding, prefix: str, columns: Sequence[Column]) -> Decoder:
-    if decoding.schema is None and decoding.registry is None:
-        raise FormatError("format protobuf: give the `schema` (.proto text), or the `registry` that has it")
-    if decoding.schema is None and not columns:
-        raise FormatError(
-            "format protobuf: give a `schema` or name the fields; the registry is asked only record by record"
-        )
+    check_schema(decoding, columns)
     try:
         found = list(columns)
         if decoding.schema is not None and not found:

@@ -160,6 +160,16 @@ class SchemaRows(RowDecoder):
         return plan
 
 
+def check_schema(decoding: Decoding, columns: Sequence[Column]) -> None:
+    """Raises `FormatError` where it is not known how records are written, or which columns they have."""
+    if decoding.schema is None and decoding.registry is None:
+        raise FormatError(f"format {decoding.format}: give the `schema`, or the `registry` that has it")
+    if decoding.schema is None and not columns:
+        raise FormatError(
+            f"format {decoding.format}: give a `schema` or name the fields; the registry is asked only record by record"
+        )
+
+
 def rows_by_id(values: pa.Array, header_bytes: int) -> dict[int, npt.NDArray[np.int64]]:
     """The rows of each schema id, by headers that are whole and zero but for the id; under -1 all others."""
     rows = len(values)

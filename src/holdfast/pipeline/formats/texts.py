@@ -16,10 +16,12 @@ Instants lie in the years 1 to 9999, which every sink can hold.
 from __future__ import annotations
 
 import binascii
+import datetime
 import re
 import struct
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import partial
 from typing import Any, Final
 
 from holdfast.pipeline.formats.types import INTEGER_BITS, Type
@@ -38,7 +40,7 @@ DAY_MICROS: Final = 86_400_000_000
 INSTANT_MIN: Final = -62_135_596_800_000_000
 INSTANT_END: Final = 253_402_300_800_000_000
 OFFSET_MINUTES_MAX: Final = 18 * 60
-MONTH_DAYS: Final = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
 
 
 class Unfit(ValueError):
@@ -47,16 +49,10 @@ class Unfit(ValueError):
 
 def epoch_day(year: int, month: int, day: int) -> int:
     """Days since 1970-01-01 of a date of the Gregorian calendar; raises `Unfit` when there is no such day."""
-    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    if not 1 <= year <= 9999 or not 1 <= month <= 12:
-        raise Unfit("no such day")
-    if not 1 <= day <= MONTH_DAYS[month - 1] + (leap and month == 2):
-        raise Unfit("no such day")
-    shifted = year - (month <= 2)
-    era = shifted // 400
-    year_of_era = shifted - era * 400
-    day_of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
-    return era * 146_097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719_468
+    try:
+        return datetime.date(year, month, day).toordinal() - EPOCH
+    except ValueError:
+        raise Unfit("no such day") from None
 
 
 def date(text: str) -> int:
@@ -97,14 +93,6 @@ def epoch_millis(text: str) -> int:
     if len(text) > INTEGER_DIGITS_MAX:
         raise Unfit("out of the years 1 to 9999")
     return in_range_instant(int(text) * 1000)
-
-
-def timestamp(text: str) -> int:
-    return instant(text, with_offset=True)
-
-
-def timestamp_ntz(text: str) -> int:
-    return instant(text, with_offset=False)
 
 
 def integer(text: str, bits: int) -> int:
@@ -163,25 +151,19 @@ def decimal(text: str, precision: int, scale: int) -> Decimal:
 
 
 def in_range_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
-    """The same value with the scale's digits, exactly."""
-    sign, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int):
+    """The same value with the scale's digits, exactly; zero has no sign."""
+    if not value.is_finite():
         raise Unfit("no number")
-    unscaled = int("".join(map(str, digits)) or "0")
-    if unscaled == 0:
-        return Decimal((0, (0,), -scale))
-    shift = exponent + scale
-    if shift < 0:
-        unscaled, rest = divmod(unscaled, 10 ** min(-shift, len(digits) + 1))
-        if rest or unscaled == 0:
-            raise Unfit(f"more than {scale} digits after the point")
-    elif shift > precision:
+    exact = Context(prec=DECIMAL_CHARACTERS_MAX, traps=[Inexact, InvalidOperation])
+    try:
+        found = value.quantize(Decimal((0, (1,), -scale)), context=exact)
+    except Inexact:
+        raise Unfit(f"more than {scale} digits after the point") from None
+    except InvalidOperation:
+        raise Unfit("out of range") from None
+    if len(found.as_tuple().digits) > precision:
         raise Unfit("out of range")
-    else:
-        unscaled *= 10**shift
-    if unscaled >= 10**precision:
-        raise Unfit("out of range")
-    return Decimal((sign, tuple(map(int, str(unscaled))), -scale))
+    return found.copy_abs() if found.is_zero() else found
 
 
 def base64(text: str) -> bytes:
@@ -200,10 +182,9 @@ def boolean(text: str) -> bool:
 def number_reader(kind: Type) -> Callable[[str], Any] | None:
     """What reads a number's text (of JSON's grammar) as this type; nothing: the type holds no numbers."""
     if kind.kind in INTEGER_BITS:
-        bits = INTEGER_BITS[kind.kind]
-        return lambda text: integer(text, bits)
+        return partial(integer, bits=INTEGER_BITS[kind.kind])
     if kind.kind == "decimal":
-        return lambda text: decimal(text, kind.precision, kind.scale)
+        return partial(decimal, precision=kind.precision, scale=kind.scale)
     readers: dict[str, Callable[[str], Any]] = {
         "double": double,
         "float": single,
@@ -217,8 +198,8 @@ def string_reader(kind: Type) -> Callable[[str], Any] | None:
     readers: dict[str, Callable[[str], Any]] = {
         "string": str,
         "date": date,
-        "timestamp": timestamp,
-        "timestamp_ntz": timestamp_ntz,
+        "timestamp": partial(instant, with_offset=True),
+        "timestamp_ntz": partial(instant, with_offset=False),
         "binary": base64,
     }
     return readers.get(kind.kind)

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.pipeline.definition.model import (
-    DeadLetter,
-    DeltaSink,
-    KafkaSink,
-    ParquetSink,
-    PipelineDefinition,
-    PostgresSink,
-    SinkDefinition,
-)
+from holdfast.pipeline.definition import model
+from holdfast.pipeline.definition.naming import dead_letter_of
 from holdfast.pipeline.definition.rules_rows import last_of_key
 from holdfast.pipeline.sinks.base import Sink, SinkError
 from holdfast.pipeline.sinks.dead_letter import DeadLetterSink
@@ -19,20 +12,20 @@ from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 
 
-def build_sink(definition: PipelineDefinition, sink: SinkDefinition) -> Sink:
+def build_sink(definition: model.PipelineDefinition, sink: model.SinkDefinition) -> Sink:
     """The sink as the engine uses it; connects to nothing yet."""
     match sink:
-        case ParquetSink():
+        case model.ParquetSink():
             return ParquetSinkWriter(sink, definition.name, definition.directory)
-        case KafkaSink():
+        case model.KafkaSink():
             return KafkaSinkWriter(sink, definition.name, last_of_key(definition, sink))
-        case DeltaSink():
+        case model.DeltaSink():
             return DeltaSinkWriter(sink, definition.name, definition.directory)
-        case PostgresSink():
+        case model.PostgresSink():
             return _postgres(definition, sink)
 
 
-def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> Sink:
+def _postgres(definition: model.PipelineDefinition, sink: model.PostgresSink) -> Sink:
     try:
         from holdfast.pipeline.sinks.postgres import PostgresSinkWriter
     except ImportError as error:
@@ -42,7 +35,6 @@ def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> Sink:
     return PostgresSinkWriter(sink, definition.name)
 
 
-def build_dead_letter(definition: PipelineDefinition) -> Sink:
+def build_dead_letter(definition: model.PipelineDefinition) -> Sink:
     """The sink of records that are set aside; the topic `<pipeline>-dlt` unless the definition names one."""
-    dead_letter = definition.dead_letter or DeadLetter(f"{definition.name}-dlt")
-    return DeadLetterSink(dead_letter, definition.name)
+    return DeadLetterSink(dead_letter_of(definition), definition.name)

@@ -16,19 +16,26 @@ The pipeline must not be running: the lock of a Parquet sink is taken.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.transaction import RemoveAction
 
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.positions import to_text
 from holdfast.pipeline.sinks.base import SinkError
+from holdfast.pipeline.sinks.delta import COMMIT_TRIES, DeltaSinkWriter
 from holdfast.pipeline.sinks.files import explained
 from holdfast.pipeline.sinks.parquet import (
     CONTROL,
@@ -41,6 +48,7 @@ from holdfast.pipeline.sinks.parquet import (
 )
 from holdfast.pipeline.sinks.writing import ROW_GROUP_ROWS, FileSet, FileWriter, WrittenFile, lineage_of
 
+OURS = re.compile(r"part-[0-9a-f]{32}\.parquet")
 SMALL = 0.5
 """A batch whose files are on average below this part of the wanted size is merged with its neighbours."""
 
@@ -74,8 +82,6 @@ def compact(definition: PipelineDefinition, *, sink: str | None = None) -> list[
             store = ParquetSinkWriter(each, definition.name, definition.directory).store
             found = compact_parquet(store, each)
         elif isinstance(each, DeltaSink):
-            from holdfast.pipeline.sinks.delta_compacting import compact_delta
-
             found = compact_delta(definition, each)
         elif sink is not None:
             raise SinkError(f"sink {sink!r} keeps no files; only Parquet and Delta sinks are merged")
@@ -121,20 +127,11 @@ def _sweep(store: ParquetStore) -> None:
 def runs_of_small(store: ParquetStore, file_bytes: int) -> Iterator[list[int]]:
     """Runs of two or more neighbouring batches with small files, on one side of a reset."""
     forgotten = store.forgotten()
-    run: list[int] = []
-    for number in store.numbers():
-        if run and run[-1] < forgotten <= number:
-            if len(run) > 1:
-                yield run
-            run = []
-        if _is_small(store, number, file_bytes):
-            run.append(number)
-            continue
-        if len(run) > 1:
+    runs = groupby(store.numbers(), lambda number: (_is_small(store, number, file_bytes), number < forgotten))
+    for (is_small, _), numbers in runs:
+        run = list(numbers)
+        if is_small and len(run) > 1:
             yield run
-        run = []
-    if len(run) > 1:
-        yield run
 
 
 def _is_small(store: ParquetStore, number: int, file_bytes: int) -> bool:
@@ -182,23 +179,12 @@ def _merge(store: ParquetStore, definition: ParquetSink, run: list[int], target:
         for path in store.data_files(number):
             folders.setdefault(os.path.dirname(os.path.relpath(path, root)), []).append(path)
     written: list[WrittenFile] = []
-    expected_rows, expected_digest = 0, 0
     for folder, paths in sorted(folders.items()):
         os.makedirs(os.path.join(target, folder), exist_ok=True)
         files = FileSet(
             os.path.join(target, folder), (), definition.file_bytes, definition.compression.lower(), disk
         )
-        written += merge_files(paths, files)
-        for path in paths:
-            rows, digest = lineage_of(path, disk)
-            expected_rows += rows
-            expected_digest += digest
-    found = sum(file.rows for file in written), sum(file.digest for file in written) & MASK
-    if found != (expected_rows, expected_digest & MASK):
-        raise SinkError(
-            f"sink {store.name!r}: merging batches {run[0]} to {run[-1]} gave {found[0]} rows for {expected_rows}, or "
-            "others; the table was left as it is"
-        )
+        written += _compared(store.name, paths, files)
     entries = [entry for number in run for entry in store.entries_of(number)]
     lines = "".join(to_text(entry.as_json()) + "\n" for entry in entries)
     disk.write(os.path.join(target, ENTRIES), lines.encode())
@@ -206,6 +192,22 @@ def _merge(store: ParquetStore, definition: ParquetSink, run: list[int], target:
     schema = store.held_schema(run[-1])
     if schema is not None:
         disk.write(os.path.join(target, SCHEMA), schema.encode())
+    return written
+
+
+def _compared(sink: str, paths: list[str], files: FileSet) -> list[WrittenFile]:
+    """What the files are merged to; it has the rows they have, or is taken back."""
+    written = merge_files(paths, files)
+    expected = [lineage_of(path, files.disk) for path in paths]
+    rows, digest = sum(each[0] for each in expected), sum(each[1] for each in expected) & MASK
+    found = sum(file.rows for file in written), sum(file.digest for file in written) & MASK
+    if found != (rows, digest):
+        for file in written:
+            files.disk.remove(f"{files.directory}/{file.path}")
+        raise SinkError(
+            f"sink {sink!r}: merging {len(paths)} files gave {found[0]} rows for {rows}, or others; the table was left "
+            "as it is"
+        )
     return written
 
 
@@ -237,3 +239,83 @@ def _aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def compact_delta(definition: PipelineDefinition, sink: DeltaSink) -> Compacted | None:
+    """Merge small files, partition by partition; None when there is nothing to merge.
+
+    Only files the sink wrote itself are touched, known by their names, and only whole ones: a table in which somebody
+    else deletes rows by deletion vectors is left alone. New files are flushed before the commit that names them; old
+    ones stay for readers of older versions until a vacuum of the table. The ledger is not touched, so the pipeline may
+    be running.
+    """
+    writer = DeltaSinkWriter(sink, definition.name, definition.directory)
+    table = writer.ledger.table()
+    if table is None:
+        return None
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        raise SinkError(f"sink {sink.name!r}: {writer.ledger.uri} has deletion vectors; merge it with Spark")
+    old: list[WrittenFile] = []
+    new: list[WrittenFile] = []
+    with explained(sink.name, writer.ledger.uri):
+        for group in small_files(table, sink):
+            old += group
+            new += _merged(writer, sink, group)
+        if not new:
+            return None
+        writer.ledger.disk.flush_directory(writer.ledger.uri)
+    _commit(writer, sink, old, new)
+    return Compacted(sink.name, None, len(old), len(new), sum(file.rows for file in new))
+
+
+def small_files(table: DeltaTable, sink: DeltaSink) -> Iterator[list[WrittenFile]]:
+    """Groups of small files of one partition, two or more, as much as fits one file."""
+    actions: Any = pa.table(table.get_add_actions(flatten=True))
+    values = [_texts(actions.column(f"partition.{name}")) for name in sink.partition_by]
+    sizes = actions.column("size_bytes").to_pylist()
+    groups: dict[tuple[str | None, ...], list[WrittenFile]] = {}
+    for at, path in enumerate(actions.column("path").to_pylist()):
+        if OURS.fullmatch(path) and sizes[at] < SMALL * sink.file_bytes:
+            key = tuple(column[at] for column in values)
+            groups.setdefault(key, []).append(WrittenFile(path, 0, sizes[at], 0, key))
+    for files in groups.values():
+        if len(files) > 1:
+            yield files
+
+
+def _texts(column: Any) -> list[str | None]:
+    """Values of a partition column as Delta writes them."""
+    texts = pc.cast(column, pa.string()).to_pylist()
+    if pa.types.is_timestamp(column.type):
+        return [None if text is None else text.removesuffix("Z") for text in texts]
+    return list(texts)
+
+
+def _merged(writer: DeltaSinkWriter, sink: DeltaSink, group: list[WrittenFile]) -> list[WrittenFile]:
+    ledger = writer.ledger
+    files = FileSet(ledger.uri, (), sink.file_bytes, disk=ledger.disk)
+    paths = [f"{ledger.uri}/{file.path}" for file in group]
+    return [replace(file, partition=group[0].partition) for file in _compared(sink.name, paths, files)]
+
+
+def _commit(writer: DeltaSinkWriter, sink: DeltaSink, old: list[WrittenFile], new: list[WrittenFile]) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    actions: list[Any] = [replace(writer.named(file), data_change=False) for file in new]
+    actions += [
+        RemoveAction(
+            file.path, False, now_ms, file.bytes, dict(zip(sink.partition_by, file.partition, strict=True))
+        )
+        for file in old
+    ]
+    wanted = {file.path for file in old}
+    for _ in range(COMMIT_TRIES):
+        table = writer.ledger.table()
+        there = set() if table is None else {path.rpartition("/")[2] for path in table.file_uris()}
+        if table is None or not wanted <= there:
+            break
+        if writer.commit_actions(table, actions, [], {}):
+            return
+    writer.remove(new)
+    raise SinkError(
+        f"sink {sink.name!r}: {writer.ledger.uri} was changed by somebody else meanwhile; try again"
+    )

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from holdfast.client.dead_letter_dialects import Failure, failure_headers
 from holdfast.client.messages import away_from_home
-from holdfast.client.retry_history import without_history
+from holdfast.client.retries import without_history
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.model import DeadLetter, KafkaSink
 from holdfast.pipeline.sinks.base import Problem

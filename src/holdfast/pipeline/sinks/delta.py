@@ -43,8 +43,7 @@ from holdfast.pipeline.sinks.columns import (
     projected,
     stored_schema,
 )
-from holdfast.pipeline.sinks.delta_files import files_for
-from holdfast.pipeline.sinks.files import Disk, explained
+from holdfast.pipeline.sinks.files import Disk, explained, files_for
 from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, reject_unreadable, write_files
 
 if TYPE_CHECKING:

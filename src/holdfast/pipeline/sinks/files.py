@@ -1,4 +1,5 @@
-"""The file operations that file sinks stand on, as one object that tests can watch and break.
+"""The file operations that file sinks stand on, as one object that tests can watch and break: of this machine, which
+flushes, or of an object store, which keeps what it took.
 
 The rule of every file sink: what a commit names is flushed before it, file by file and directory by directory, and the
 commit itself is flushed before it is reported. `Disk` is the real one; it is pickled into Spark's workers.
@@ -11,14 +12,16 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from holdfast.pipeline.sinks.base import SinkError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)
 
 
 class Disk:
@@ -118,6 +121,62 @@ class Disk:
         self.write(aside, data)
         self.rename(aside, path)
         self.flush_directory(os.path.dirname(path))
+
+
+def local_path(path: str) -> str | None:
+    """The path on this machine, or None for one that lies elsewhere."""
+    if path.startswith("file:"):
+        path = path.removeprefix("file:")
+        return "/" + path.lstrip("/")
+    return None if _URL.match(path) else path
+
+
+class ObjectStore(Disk):
+    """Files under a URL, through Arrow's file systems; credentials come from the environment, as `deltalake`'s do."""
+
+    looks_at = 32
+
+    def open_new(self, path: str) -> IO[bytes]:
+        system, where = self._find(path)
+        stream: IO[bytes] = system.open_output_stream(where)
+        return stream
+
+    def open_existing(self, path: str) -> IO[bytes]:
+        system, where = self._find(path)
+        stream: IO[bytes] = system.open_input_file(where)
+        return stream
+
+    def size(self, path: str) -> int:
+        system, where = self._find(path)
+        return int(system.get_file_info(where).size)
+
+    def remove(self, path: str) -> None:
+        system, where = self._find(path)
+        with contextlib.suppress(FileNotFoundError):
+            system.delete_file(where)
+
+    def create_directory(self, path: str) -> None:
+        """An object store has none."""
+
+    def flush_file(self, path: str) -> None:
+        """An object is durable when its upload is done."""
+
+    def flush_directory(self, path: str) -> None:
+        """An object store has none."""
+
+    def _find(self, path: str) -> tuple[Any, str]:
+        from pyarrow import fs
+
+        system, where = fs.FileSystem.from_uri(path)
+        return system, where
+
+
+def files_for(path: str, directory: str) -> tuple[str, Disk]:
+    """Where a table is, and how its files are written."""
+    local = local_path(path)
+    if local is None:
+        return path.rstrip("/"), ObjectStore()
+    return os.path.abspath(os.path.join(directory, local)), Disk()
 
 
 class Held:

@@ -61,11 +61,10 @@ BATCH_OVERHEAD_BYTES = 1024
 class PreparedRecords:
     """Records aside, to be sent."""
 
-    def __init__(self, sink: KafkaSinkWriter, batch: Batch, records: Records) -> None:
+    def __init__(self, sink: KafkaSinkWriter, records: Records) -> None:
         self.rows = records.rows
         self.digest: int | None = records.digest
         self._sink = sink
-        self._batch = batch
         self._records = records
 
     def commit(self, entry: Entry) -> None:
@@ -284,14 +283,14 @@ class KafkaSinkWriter:
             writers = standing.unfinished.writers
         directory = os.path.join(self._scratch, batch.label)
         if batch.is_empty:
-            return PreparedRecords(self, batch, Records(directory, (), 0, 0, writers))
+            return PreparedRecords(self, Records(directory, (), 0, 0, writers))
         records = set_aside(self.records(rows), directory, writers)
         try:
             self._reject_untaken(records)
         except BaseException:
             records.remove()
             raise
-        return PreparedRecords(self, batch, records)
+        return PreparedRecords(self, records)
 
     def _reject_untaken(self, records: Records) -> None:
         """`RowsRejected` for records that the topic does not take. Compressed, a large one may fit, so it is tried."""

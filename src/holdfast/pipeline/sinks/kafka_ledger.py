@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -185,26 +186,22 @@ class LedgerTopic:
         count = self.partitions(self.name)
         if count == 0:
             return []
-        consumer = self._consumer()
-        try:
+        with closing(self._consumer()) as consumer:
             return [self._checked(self._last(consumer, partition)) for partition in range(count)]
-        finally:
-            consumer.close()
 
     def has_records(self, topic: str) -> bool:
         """Whether a partition of the topic has any."""
-        consumer = self._consumer()
-        try:
+        with closing(self._consumer()) as consumer:
             for partition in range(self.partitions(topic)):
-                place = TopicPartition(topic, partition)
-                low, high = self._ask(
-                    lambda place=place: consumer.get_watermark_offsets(place, timeout=self._seconds)
-                )
+                low, high = self._watermarks(consumer, topic, partition)
                 if high > low:
                     return True
-            return False
-        finally:
-            consumer.close()
+        return False
+
+    def _watermarks(self, consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+        place = TopicPartition(topic, partition)
+        low, high = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=self._seconds))
+        return low, high
 
     def _consumer(self) -> Consumer:
         return Consumer(
@@ -221,8 +218,7 @@ class LedgerTopic:
         )
 
     def _last(self, consumer: Consumer, partition: int) -> LedgerRecord | None:
-        place = TopicPartition(self.name, partition)
-        low, high = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=self._seconds))
+        low, high = self._watermarks(consumer, self.name, partition)
         back = LOOK_BACK
         while high > low:
             start = max(low, high - back)

@@ -127,16 +127,9 @@ def _write_task(batches: Iterable[pa.RecordBatch], directory: str) -> Iterator[p
     finally:
         if writer is not None:
             writer.close()
-    found = [] if writer is None else [path]
-    yield pa.record_batch(
-        {
-            "path": pa.array(found, pa.string()),
-            "rows": pa.array([rows] * len(found), pa.int64()),
-            "digest": pa.array([str(digest & MASK)] * len(found), pa.string()),
-            "largest": pa.array([largest] * len(found), pa.int64()),
-            "keyless": pa.array([keyless] * len(found), pa.int64()),
-        }
-    )
+    if writer is not None:
+        counted = {"rows": rows, "digest": str(digest & MASK), "largest": largest, "keyless": keyless}
+        yield pa.RecordBatch.from_pylist([{"path": path, **counted}])
 
 
 def in_source_order(table: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -84,23 +84,25 @@ class Writer:
 
     def write(self, topic: str, messages: Iterable[Message], ledger: tuple[str, int, bytes]) -> int:
         """One transaction: these messages in order, and the ledger record; returns how many."""
-        producer = self._producer
-        self._refused = None
-        try:
-            producer.begin_transaction()
+        with self._transaction("could not send"):
             count = self._produce(topic, messages)
             ledger_topic, partition, record = ledger
             self._send(ledger_topic, (str(partition).encode(), record, None, partition))
-        except (KafkaException, SinkError) as error:
+        return count
+
+    @contextlib.contextmanager
+    def _transaction(self, what: str) -> Iterator[None]:
+        """Commits what is sent in it, or aborts."""
+        self._refused = None
+        try:
+            self._producer.begin_transaction()
+            yield
+        except BaseException as error:
             self._abort()
             if isinstance(error, KafkaException):
-                raise self._explained(error, "could not send") from error
-            raise
-        except BaseException:
-            self._abort()
+                raise self._explained(error, what) from error
             raise
         self._commit()
-        return count
 
     def refusal(self, topic: str, message: Message) -> str | None:
         """Why the topic does not take this record, by trying in a transaction that is aborted; nothing: it does."""
@@ -120,18 +122,9 @@ class Writer:
 
     def forget(self, ledger_topic: str, partitions: int) -> None:
         """A ledger that says nothing, of all writers in one transaction: half of it would be a batch half done."""
-        self._refused = None
-        try:
-            self._producer.begin_transaction()
+        with self._transaction("could not forget the ledger"):
             for partition in range(partitions):
                 self._send(ledger_topic, (str(partition).encode(), None, None, partition))
-        except KafkaException as error:
-            self._abort()
-            raise self._explained(error, "could not forget the ledger") from error
-        except BaseException:
-            self._abort()
-            raise
-        self._commit()
 
     def close(self) -> None:
         """Let go; a transaction that is open is ended by the next holder of the id, or by time."""

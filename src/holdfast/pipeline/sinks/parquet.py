@@ -44,7 +44,7 @@ from holdfast.pipeline.sinks.columns import (
     projected,
     stored_schema,
 )
-from holdfast.pipeline.sinks.files import Disk, Held, explained, files_below, hold
+from holdfast.pipeline.sinks.files import Disk, Held, explained, files_below, hold, local_path
 from holdfast.pipeline.sinks.writing import (
     NAME_BYTES_MAX,
     FileSet,
@@ -64,19 +64,10 @@ ENTRIES = "_entries.jsonl"
 SCHEMA = "_schema.json"
 FORGOTTEN = "forgotten.json"
 BATCH = re.compile(r"batch=(\d{20})")
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)
 
 
 def batch_directory(number: int) -> str:
     return f"batch={number:020d}"
-
-
-def local_path(path: str) -> str | None:
-    """The path on this machine, or None for one that lies elsewhere."""
-    if path.startswith("file:"):
-        path = path.removeprefix("file:")
-        return "/" + path.lstrip("/")
-    return None if _URL.match(path) else path
 
 
 class ParquetStore:
@@ -287,15 +278,11 @@ class ParquetSinkWriter:
         path = local_path(definition.path)
         where = os.path.abspath(os.path.join(directory, path)) if path is not None else ""
         self._is_local = path is not None
-        self._store = ParquetStore(definition.name, pipeline, where, disk)
+        self.store = ParquetStore(definition.name, pipeline, where, disk)
         self._lock: Held | None = None
         self._is_to_be_made = False
         """Nothing was there when it was opened."""
         self._open: list[str] = []
-
-    @property
-    def store(self) -> ParquetStore:
-        return self._store
 
     def check(self, rows: StructType) -> list[Problem]:
         problems = check_partitioning(self._definition.partition_by, rows) + check_columns(rows)
@@ -330,28 +317,28 @@ class ParquetSinkWriter:
         if spark is None:
             return
         # A path that is not there may be lost: nothing is made until it is known to be new.
-        self._is_to_be_made = not os.path.isdir(self._store.path)
+        self._is_to_be_made = not os.path.isdir(self.store.path)
         if not self._is_to_be_made:
             self._take_over()
 
     def _take_over(self) -> None:
-        with explained(self.name, self._store.path):
-            self._lock = self._store.lock()
+        with explained(self.name, self.store.path):
+            self._lock = self.store.lock()
             # Whoever made these is gone: the lock was free.
             for name in ("scratch", "aside"):
-                self._store.disk.remove_tree(os.path.join(self._store.control, name))
+                self.store.disk.remove_tree(os.path.join(self.store.control, name))
 
     def last_entry(self) -> Entry | None:
-        return self._store.last_entry()
+        return self.store.last_entry()
 
     def unfinished(self) -> Entry | None:
         return None
 
     def missing(self) -> str | None:
-        return self._store.missing()
+        return self.store.missing()
 
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
-        store = self._store
+        store = self.store
         if self._is_to_be_made:
             self._take_over()
             self._is_to_be_made = False
@@ -378,7 +365,7 @@ class ParquetSinkWriter:
         if held is not None and held.partition_by != by:
             was, now = (", ".join(names) or "nothing" for names in (held.partition_by, by))
             raise SinkError(
-                f"sink {self.name!r}: {self._store.path} is partitioned by {was}, and the definition says {now}; "
+                f"sink {self.name!r}: {self.store.path} is partitioned by {was}, and the definition says {now}; "
                 "readers cannot make sense of both. Write to another path"
             )
         columns = None if held is None else held.columns
@@ -386,15 +373,15 @@ class ParquetSinkWriter:
         return Layout(fitting_schema(self.name, columns, stored, self._definition.schema), by)
 
     def _write(self, batch: Batch, rows: DataFrame, aside: str) -> list[WrittenFile]:
-        disk, by = self._store.disk, self._definition.partition_by
-        scratch = os.path.join(self._store.control, "scratch", batch.label)
-        with explained(self.name, self._store.path):
+        disk, by = self.store.disk, self._definition.partition_by
+        scratch = os.path.join(self.store.control, "scratch", batch.label)
+        with explained(self.name, self.store.path):
             disk.create_directory(scratch)
         files = FileSet(scratch, by, self._definition.file_bytes, self._definition.compression.lower(), disk)
         try:
             written = write_files(rows, files)
             reject_unreadable(self.name, rows, by, written, NAME_BYTES_MAX)
-            with explained(self.name, self._store.path):
+            with explained(self.name, self.store.path):
                 for file in written:
                     folder = os.path.join(aside, file.folder(by))
                     if not os.path.isdir(folder):
@@ -405,21 +392,21 @@ class ParquetSinkWriter:
         return written
 
     def holds_rows(self) -> bool:
-        store = self._store
+        store = self.store
         return any(entry.rows for number in store.numbers() for entry in store.entries_of(number))
 
     def forget(self) -> None:
-        with explained(self.name, self._store.path):
-            held = None if self._lock is not None else self._store.lock()
+        with explained(self.name, self.store.path):
+            held = None if self._lock is not None else self.store.lock()
             try:
-                self._store.forget()
+                self.store.forget()
             finally:
                 if held is not None:
                     held.release()
 
     def close(self) -> None:
         for aside in self._open:
-            self._store.disk.remove_tree(aside)
+            self.store.disk.remove_tree(aside)
         self._open.clear()
         if self._lock is not None:
             self._lock.release()

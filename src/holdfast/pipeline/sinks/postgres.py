@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -36,6 +37,7 @@ from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry, Rejected
+from holdfast.pipeline.sinks import postgres_copy, postgres_sql
 from holdfast.pipeline.sinks.base import (
     Batch,
     Prepared,
@@ -54,31 +56,8 @@ from holdfast.pipeline.sinks.columns import (
     fitting_schema,
     stored_schema,
 )
-from holdfast.pipeline.sinks.postgres_copy import (
-    CONNECT_SECONDS,
-    ENCODING,
-    OF_TABLE,
-    REJECTED_REPORT,
-    REPORT,
-    Connection,
-    NotTaken,
-    copy_task,
-    first_line,
-    rejected_task,
-    told_by_task,
-)
-from holdfast.pipeline.sinks.postgres_sql import (
-    DELETE,
-    LEDGER,
-    LINEAGE_COLUMNS,
-    Target,
-    create_ledger,
-    forget_places,
-    ledger,
-    stage_name,
-    stage_prefix,
-)
-from holdfast.pipeline.sinks.postgres_types import is_fitting, postgres_type, travelling
+from holdfast.pipeline.sinks.postgres_copy import Connection, first_line
+from holdfast.pipeline.sinks.postgres_sql import Target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,33 +71,27 @@ MERGE_MEMORY = "64MB"
 """For sorting a batch by key: one transaction at a time has it."""
 
 
+@dataclass
 class PreparedTable:
     """Rows in a staging table."""
 
-    def __init__(
-        self,
-        sink: PostgresSinkWriter,
-        target: Target | None,
-        stage: str,
-        schema: StructType | None,
-        attempts: dict[int, int],
-        digest: int,
-    ) -> None:
-        self.rows = sum(attempts.values())
-        self.digest: int | None = digest
-        self.target = target
-        """None for a batch that has nothing to write by its range."""
-        self.stage = stage
-        self.schema = schema
-        self.attempts = attempts
-        self._sink = sink
+    sink: PostgresSinkWriter
+    target: Target | None
+    """None for a batch that has nothing to write by its range."""
+    stage: str
+    schema: StructType | None
+    attempts: dict[int, int]
+    digest: int | None
+
+    def __post_init__(self) -> None:
+        self.rows = sum(self.attempts.values())
 
     def commit(self, entry: Entry) -> None:
-        self._sink.merge(self, entry)
+        self.sink.merge(self, entry)
 
     def discard(self) -> None:
         if self.target is not None:
-            self._sink.drop(self.target, self.stage)
+            self.sink.drop(self.target, self.stage)
 
 
 class PostgresSinkWriter:
@@ -136,7 +109,7 @@ class PostgresSinkWriter:
         stored = {field.name: field.dataType for field in stored_schema(rows).fields}
         problems = check_columns(rows) + check_json_keys(stored_schema(rows).fields)
         for name, kind in stored.items():
-            if postgres_type(kind) is None:
+            if postgres_copy.postgres_type(kind) is None:
                 problems.append(
                     Problem("", f"column {name!r} is {kind.simpleString()}, which PostgreSQL has no type for")
                 )
@@ -195,13 +168,13 @@ class PostgresSinkWriter:
         if spark is None:
             return
         with self._explained() as connection:
-            if self._oid(connection, LEDGER) is None:
+            if self._oid(connection, postgres_sql.LEDGER) is None:
                 with contextlib.suppress(errors.UniqueViolation, errors.DuplicateTable):  # made meanwhile
-                    connection.execute(create_ledger(self._definition.schema_name))
+                    connection.execute(postgres_sql.create_ledger(self._definition.schema_name))
             # Of earlier attempts: whoever made them is gone, or is fenced at its next merge.
             found = connection.execute(
                 "SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, %s)",
-                (self._definition.schema_name, stage_prefix(self._pipeline, self.name)),
+                (self._definition.schema_name, postgres_sql.stage_prefix(self._pipeline, self.name)),
             ).fetchall()
             for (table,) in found:
                 name = sql.Identifier(self._definition.schema_name, table)
@@ -209,12 +182,8 @@ class PostgresSinkWriter:
 
     def _connect(self) -> Connection:
         try:
-            return psycopg.connect(
-                self._definition.url,
-                autocommit=True,
-                connect_timeout=CONNECT_SECONDS,
-                client_encoding=ENCODING,
-                application_name=f"holdfast {self._pipeline}",
+            return postgres_copy.connect(
+                self._definition.url, autocommit=True, application_name=f"holdfast {self._pipeline}"
             )
         except psycopg.Error as error:
             raise SinkUnavailable(
@@ -266,7 +235,7 @@ class PostgresSinkWriter:
                 return None
             written = sql.SQL(
                 "SELECT 1 FROM {} WHERE pipeline = %s AND sink = %s AND entry->>'rows' <> '0' LIMIT 1"
-            ).format(ledger(self._definition.schema_name))
+            ).format(postgres_sql.ledger(self._definition.schema_name))
             if connection.execute(written, (self._pipeline, self.name)).fetchone() is None:
                 return None
         return f"the table {self._table} is empty, and the ledger says that rows were written to it"
@@ -276,13 +245,13 @@ class PostgresSinkWriter:
         return connection.execute(sql.SQL("SELECT 1 FROM {} LIMIT 1").format(table)).fetchone() is not None
 
     def _newest(self, connection: Connection, column: str) -> Any:
-        if self._oid(connection, LEDGER) is None:
+        if self._oid(connection, postgres_sql.LEDGER) is None:
             return None
         found = connection.execute(
             sql.SQL(
                 "SELECT {0} FROM {1} WHERE pipeline = %s AND sink = %s AND {0} IS NOT NULL "
                 "ORDER BY number DESC LIMIT 1"
-            ).format(sql.Identifier(column), ledger(self._definition.schema_name)),
+            ).format(sql.Identifier(column), postgres_sql.ledger(self._definition.schema_name)),
             (self._pipeline, self.name),
         ).fetchone()
         return None if found is None else found[0]
@@ -298,19 +267,19 @@ class PostgresSinkWriter:
     def forget(self) -> None:
         definition = self._definition
         with self._explained() as connection, connection.transaction():
-            if self._oid(connection, LEDGER) is None:
+            if self._oid(connection, postgres_sql.LEDGER) is None:
                 return
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE pipeline = %s AND sink = %s").format(
-                    ledger(definition.schema_name)
+                    postgres_sql.ledger(definition.schema_name)
                 ),
                 (self._pipeline, self.name),
             )
             if (
                 definition.mode == "upsert"
-                and LINEAGE_COLUMNS.keys() <= (self._columns(connection) or {}).keys()
+                and postgres_sql.LINEAGE_COLUMNS.keys() <= (self._columns(connection) or {}).keys()
             ):
-                connection.execute(forget_places(definition.schema_name, definition.table))
+                connection.execute(postgres_sql.forget_places(definition.schema_name, definition.table))
 
     def close(self) -> None:
         if self._connection is not None:
@@ -339,7 +308,7 @@ class PostgresSinkWriter:
                 return PreparedTable(self, None, "", held, {}, 0)
             schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
             target = self._target(connection, schema)
-            stage = stage_name(self._pipeline, self.name, batch.label)
+            stage = postgres_sql.stage_name(self._pipeline, self.name, batch.label)
             connection.execute(target.create_stage(stage))
         try:
             reports = self._copy(rows, schema, target, stage)
@@ -354,10 +323,10 @@ class PostgresSinkWriter:
     def _target(self, connection: Connection, schema: StructType) -> Target:
         """The table with its columns as they are, or will be."""
         there = self._columns(connection)
-        columns = dict(LINEAGE_COLUMNS)
+        columns = dict(postgres_sql.LINEAGE_COLUMNS)
         for field in schema.fields:
             if field.name != LINEAGE:
-                kind = postgres_type(field.dataType)
+                kind = postgres_copy.postgres_type(field.dataType)
                 if kind is None:
                     raise SinkError(
                         f"sink {self.name!r}: column {field.name!r} is {field.dataType.simpleString()}, which "
@@ -366,7 +335,7 @@ class PostgresSinkWriter:
                 columns[field.name] = kind
         for name, kind in columns.items():
             held = None if there is None else there.get(name)
-            if held is not None and not is_fitting(held, kind):
+            if held is not None and not postgres_copy.is_fitting(held, kind):
                 raise SchemaChanged(
                     f"sink {self.name!r}: column {name!r} of {self._table} is {held}, which cannot hold {kind} as the "
                     "rows bring it; widen the column, cast it in a step, or give it another name"
@@ -397,7 +366,7 @@ class PostgresSinkWriter:
 
     def _oids(self, connection: Connection) -> list[int | None]:
         """Of the table and of the ledger."""
-        return [self._oid(connection, name) for name in (self._definition.table, LEDGER)]
+        return [self._oid(connection, name) for name in (self._definition.table, postgres_sql.LEDGER)]
 
     def _columns(self, connection: Connection) -> dict[str, str] | None:
         """Types by column, as PostgreSQL prints them; None when there is no table."""
@@ -422,7 +391,7 @@ class PostgresSinkWriter:
             functions.expr(self._definition.delete_when or "false"), functions.lit(False)
         )
         for name in target.columns:
-            if name in LINEAGE_COLUMNS:
+            if name in postgres_sql.LINEAGE_COLUMNS:
                 columns.append(functions.col(f"{LINEAGE}.{name.removeprefix('_hf_')}").alias(name))
                 continue
             kind = schema[name].dataType
@@ -430,23 +399,23 @@ class PostgresSinkWriter:
             if target.has_deletes and name in target.key and KEY_PREFIX + name in present:
                 of_record = column_named(KEY_PREFIX + name).cast(kind)
                 value = functions.when(deletes, functions.coalesce(value, of_record)).otherwise(value)
-            columns.append(travelling(value, kind).alias(name))
+            columns.append(postgres_copy.travelling(value, kind).alias(name))
         if target.has_deletes:
-            columns.append(deletes.alias(DELETE))
+            columns.append(deletes.alias(postgres_sql.DELETE))
 
         with self._explained() as connection:
             statement = target.copy(stage).as_string(connection)
 
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return copy_task(batches, url, statement)
+            return postgres_copy.copy_task(batches, url, statement)
 
         try:
-            return map_in_arrow(rows.select(*columns), task, REPORT).collect()
+            return map_in_arrow(rows.select(*columns), task, postgres_copy.REPORT).collect()
         except PySparkException as error:
-            told = told_by_task(self.name, error)
+            told = postgres_copy.told_by_task(self.name, error)
             if told is None:
                 raise
-            if isinstance(told, NotTaken):
+            if isinstance(told, postgres_copy.NotTaken):
                 rejected = self._rejected(rows.select(*columns), statement)
                 if rejected:
                     raise RowsRejected(rejected) from error
@@ -457,9 +426,9 @@ class PostgresSinkWriter:
         url = self._definition.url
 
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return rejected_task(batches, url, statement)
+            return postgres_copy.rejected_task(batches, url, statement)
 
-        found = map_in_arrow(rows, task, REJECTED_REPORT).collect()
+        found = map_in_arrow(rows, task, postgres_copy.REJECTED_REPORT).collect()
         return [
             Rejected(row["topic"], row["partition"], row["offset"], self.name, row["why"]) for row in found
         ]
@@ -482,7 +451,7 @@ class PostgresSinkWriter:
                 try:
                     with connection.transaction():
                         self._merge(connection, target, stage, numbers)
-                except OF_TABLE as error:
+                except postgres_copy.OF_TABLE as error:
                     if not places:
                         rows = connection.execute(target.number(stage), {"attempts": numbers}).fetchall()
                         places = {row[0]: row[1:] for row in rows}
@@ -520,7 +489,7 @@ class PostgresSinkWriter:
             raise
 
     def _advance(self, connection: Connection, prepared: PreparedTable, entry: Entry) -> None:
-        table = ledger(self._definition.schema_name)
+        table = postgres_sql.ledger(self._definition.schema_name)
         columns = None
         if prepared.schema is not None:
             columns = Jsonb({**json.loads(prepared.schema.json()), "oids": self._oids(connection)})
@@ -576,7 +545,13 @@ class PostgresSinkWriter:
             connection.execute(target.add(missing))
         connection.execute(sql.SQL("SET LOCAL work_mem = {}").format(MERGE_MEMORY))
 
-    def _merge(self, connection: Connection, target: Target, stage: str, attempts: list[int]) -> None:
+    def _merge(
+        self,
+        connection: Connection,
+        target: Target,
+        stage: str,
+        attempts: list[int],
+    ) -> None:
         try:
             connection.execute(target.merge(stage), {"attempts": attempts})
         except errors.InvalidColumnReference as error:

@@ -3,24 +3,36 @@
 Each task copies in a transaction of its own and reports how many rows it has. Where the server does not take one for
 what is in it, it says so for the whole copy; a second job then copies parts of the rows, half by half, and takes them
 all back, until the rows at fault stand alone.
+
+Rows are copied as CSV, which Arrow writes without a Python object per value; every PostgreSQL type reads its own text,
+so a table that was made by hand may use narrower or other types of the same family (`uuid` or `varchar(20)` for a
+string) and checks the values itself. Types that would change a value without an error are refused: they round it, cut
+it, fill it up with spaces, or read it in the server's time zone. What is nested becomes `jsonb`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import psycopg.errors
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.sinks.base import SinkError, SinkUnavailable
+from holdfast.pipeline.sinks.columns import JSON_OPTIONS
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
-from holdfast.pipeline.sinks.postgres_types import as_csv
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
 
 CONNECT_SECONDS = 10
 ENCODING = "UTF8"
@@ -44,6 +56,10 @@ TASK_MARK = "holdfast-copy-failed:"
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
+def connect(url: str, **options: Any) -> Connection:
+    return psycopg.connect(url, connect_timeout=CONNECT_SECONDS, client_encoding=ENCODING, **options)
+
+
 def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> Iterator[pa.RecordBatch]:
     """What one task does: copies its rows in a transaction of its own, then reports them."""
     from pyspark import TaskContext
@@ -59,16 +75,12 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
                 if batch.num_rows == 0:
                     continue
                 if connection is None:
-                    connection = psycopg.connect(
-                        url, connect_timeout=CONNECT_SECONDS, client_encoding=ENCODING
-                    )
+                    connection = connect(url)
                     connection.execute(
                         "SET synchronous_commit = off"
                     )  # an unlogged table has nothing to wait for
                     copy = stack.enter_context(connection.cursor().copy(statement.encode()))
-                tag = pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows)
-                values = batch.select(batch.schema.names[1:])
-                copy.write(as_csv(values.add_column(0, "attempt", tag)))
+                copy.write(_tagged(batch, attempt))
                 rows += batch.num_rows
                 digest += digest_of_lineage(batch.column(0))
         if connection is not None:
@@ -83,13 +95,13 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
     finally:
         if connection is not None:
             connection.close()
-    yield pa.record_batch(
-        {
-            "attempt": pa.array([attempt], pa.int64()),
-            "rows": pa.array([rows], pa.int64()),
-            "digest": pa.array([str(digest & MASK)], pa.string()),
-        }
-    )
+    yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows, "digest": str(digest & MASK)}])
+
+
+def _tagged(batch: pa.RecordBatch, attempt: int) -> bytes:
+    """What is copied of rows: all but their lineage, behind the attempt they belong to."""
+    tag = pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows)
+    return as_csv(batch.select(batch.schema.names[1:]).add_column(0, "attempt", tag))
 
 
 def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> Iterator[pa.RecordBatch]:
@@ -97,14 +109,12 @@ def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -
     found: list[tuple[Any, str]] = []
 
     def look(connection: Connection, part: pa.RecordBatch) -> None:
-        attempt = pa.repeat(pa.scalar(0, pa.int64()), part.num_rows)
-        values = part.select(part.schema.names[1:]).add_column(0, "attempt", attempt)
         try:
             with (
                 connection.transaction(force_rollback=True),
                 connection.cursor().copy(statement.encode()) as copy,
             ):
-                copy.write(as_csv(values))
+                copy.write(_tagged(part, 0))
         except OF_ROWS as error:
             if part.num_rows == 1:
                 found.append((part.column(0)[0].as_py(), f"{first_line(error)}{_where(error, part)}"))
@@ -113,9 +123,7 @@ def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -
             for each in (part.slice(0, half), part.slice(half)):
                 look(connection, each)
 
-    with psycopg.connect(
-        url, connect_timeout=CONNECT_SECONDS, client_encoding=ENCODING, autocommit=True
-    ) as connection:
+    with connect(url, autocommit=True) as connection:
         for batch in batches:
             if batch.num_rows:
                 look(connection, batch)
@@ -154,3 +162,109 @@ def told_by_task(sink: str, error: BaseException) -> SinkError | None:
 def first_line(error: psycopg.Error) -> str:
     """What the server said, without its context."""
     return error.diag.message_primary or str(error).strip().split("\n")[0]
+
+
+# ------------------------------------------------------------------------ types, and the text of values
+
+_PLAIN = {
+    "boolean": "boolean",
+    "tinyint": "smallint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "string": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamp with time zone",
+    "timestamp_ntz": "timestamp without time zone",
+}
+MICROSECOND_DIGITS = 6
+_NESTED = ("array", "map", "struct")
+_WHOLE = ("smallint", "integer", "bigint", "numeric")
+_FLOATING = ("real", "double precision", "numeric")
+_TIMES = ("timestamp with time zone", "timestamp without time zone")
+_FAMILIES = {
+    "boolean": ("boolean",),
+    "smallint": _WHOLE,
+    "integer": _WHOLE,
+    "bigint": _WHOLE,
+    "real": _FLOATING,
+    "double precision": ("double precision", "numeric"),
+    "numeric": _WHOLE,
+    "bytea": ("bytea",),
+    "date": ("date", "timestamp without time zone"),
+    "timestamp with time zone": _TIMES,
+    "timestamp without time zone": ("timestamp without time zone",),
+    "jsonb": ("jsonb", "json", "text"),
+}
+_NOT_TEXT = {
+    *("boolean", "bytea", "date", "oid", *_WHOLE, *_FLOATING, *_TIMES),
+    *("character", "name", '"char"'),  # they fill up or cut
+}
+_PRINTED = re.compile(r"(?P<name>[^(]+)(?:\((?P<sizes>[\d,-]+)\))?(?P<rest>.*)")
+
+
+def postgres_type(kind: DataType) -> str | None:
+    """The type of a column for these values, as PostgreSQL prints it; None when there is none."""
+    text = kind.simpleString()
+    if text in _PLAIN:
+        return _PLAIN[text]
+    if text.startswith("decimal"):
+        return text.replace("decimal", "numeric")
+    if text.startswith(("varchar", "char")):
+        return "text"
+    return "jsonb" if text.startswith(_NESTED) else None
+
+
+def is_fitting(held: str, wanted: str) -> bool:
+    """Whether a column of the type `held` reads values meant for `wanted`."""
+    base, sizes = _parts(held)
+    family, wanted_sizes = _parts(wanted)
+    if family == "text":
+        return base not in _NOT_TEXT
+    if base not in _FAMILIES[family]:
+        return False
+    if not sizes:
+        return True
+    if base in _TIMES:
+        return sizes[0] >= MICROSECOND_DIGITS
+    if base == "numeric" and family in ("real", "double precision"):
+        return False
+    scale, wanted_scale = ((*each, 0)[1] if each else 0 for each in (sizes, wanted_sizes))
+    return base != "numeric" or scale >= wanted_scale
+
+
+def _parts(printed: str) -> tuple[str, tuple[int, ...]]:
+    """A type as PostgreSQL prints it, without its sizes, and those: `numeric`, (10, 2)."""
+    found = _PRINTED.fullmatch(printed)
+    assert found is not None
+    sizes = tuple(int(each) for each in (found["sizes"] or "").split(",") if each)
+    return found["name"] + found["rest"], sizes
+
+
+def travelling(value: Column, kind: DataType) -> Column:
+    """A value in a form that Arrow's CSV writes as PostgreSQL reads it."""
+    from pyspark.sql import functions
+
+    text = kind.simpleString()
+    if text == "binary":
+        return functions.concat(functions.lit("\\x"), functions.hex(value))
+    if text.startswith(_NESTED):
+        return functions.to_json(value, JSON_OPTIONS)
+    if text.startswith("decimal"):
+        return value.cast("string")
+    return value
+
+
+def as_csv(batch: pa.RecordBatch) -> bytes:
+    """Strings quoted, nulls as nothing: so an empty string is none. Years that Arrow cannot write become a text that no
+    server takes; where a time has a zone, Arrow would write another year."""
+    for at, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            text = batch.column(at).cast(pa.timestamp(field.type.unit)).cast(pa.string())
+            batch = batch.set_column(at, field.name, pc.binary_join_element_wise(text, "Z", ""))
+    sink = io.BytesIO()
+    pyarrow.csv.write_csv(batch, sink, pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return sink.getvalue()

@@ -16,7 +16,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -173,15 +173,13 @@ def write_task(batches: Iterable[pa.RecordBatch], files: FileSet) -> Iterator[pa
         if current is not None:
             current.abandon()
         raise
-    yield pa.record_batch(
-        {
-            "path": pa.array([file.path for file in done], pa.string()),
-            "rows": pa.array([file.rows for file in done], pa.int64()),
-            "bytes": pa.array([file.bytes for file in done], pa.int64()),
-            "digest": pa.array([str(file.digest) for file in done], pa.string()),
-            "partition": pa.array([json.dumps(file.partition) for file in done], pa.string()),
-        }
-    )
+    if done:
+        yield pa.RecordBatch.from_pylist(
+            [
+                {**asdict(file), "digest": str(file.digest), "partition": json.dumps(file.partition)}
+                for file in done
+            ]
+        )
 
 
 def _runs(

@@ -1,17 +1,22 @@
-"""Committing positions: what is asked for, and what a refusal means.
+"""Committing offsets: what is asked for, what a refusal means, and what is stored beside them.
 
 While the consumer works, commits are sent and answered in the background; one is under way at a time, and what it did
 not store is in the next one. When partitions are let go of, and at the end, the commit is waited for: it is repeated
 until it is stored, until the broker says that it is not this member's to make any more, or until the time is up. The
 last of these is an error at the end: whoever stopped the consumer should know that work will be done twice (HF309).
+
+A member stores a `Note` beside an offset, in its metadata: in one record with it, and fenced like it. Fields come
+first, each `name` or `name:value`, with a semicolon behind it; what follows them is what deduplication remembers (see
+`dedupe`). An offset that somebody else has committed has no such fields, and is taken as it is.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -60,11 +65,11 @@ def refusal(error: KafkaError) -> Refusal:
     return Refusal.HOPELESS if error.fatal() or error.code() in HOPELESS else Refusal.AGAIN
 
 
-class PositionsNotCommitted(ClientError):
-    """Finished work whose positions could not be stored: it will be handed out again."""
+class OffsetsNotCommitted(ClientError):
+    """Finished work whose offsets could not be committed: it will be handed out again."""
 
 
-class Positions:
+class Commits:
     def __init__(
         self, consumer: Any, say: Callable[[str], None], note: Callable[[PartitionTracker], str]
     ) -> None:
@@ -117,7 +122,7 @@ class Positions:
                 self._refused(error)
                 return
             if kind is Refusal.HOPELESS or time.monotonic() >= deadline:
-                problem = PositionsNotCommitted(
+                problem = OffsetsNotCommitted(
                     f"finished work is not committed and will be handed out again: {error.name()}: {error.str()}; "
                     + ", ".join(
                         f"{each.topic}-{each.partition} to {each.position}, "
@@ -162,3 +167,36 @@ class Positions:
             self._say(f"positions are not ours to commit any more: {error.str()}")
         else:
             self._say(f"positions were not committed, and will be again: {error.str()}")
+
+
+REMEMBERED: Final = "hfk"
+TOPIC_ID: Final = "hft"
+CHANGELOG: Final = "hfc"
+_FIELD = re.compile(rf"({REMEMBERED}|{TOPIC_ID}|{CHANGELOG})(?::([^;]*))?;")
+
+
+class Note(NamedTuple):
+    is_remembered: bool = False
+    """Whether the group's mark for the partition is written; see `memory`."""
+    topic_id: str = ""
+    """Which topic the position is of: another one of the same name begins anew. Empty: not known."""
+    changelog: str = ""
+    """Which state belongs to the position; see `changelog`. Empty: none."""
+    seen: str = ""
+
+    def encode(self) -> str:
+        return (
+            (f"{REMEMBERED};" if self.is_remembered else "")
+            + (f"{TOPIC_ID}:{self.topic_id};" if self.topic_id else "")
+            + (f"{CHANGELOG}:{self.changelog};" if self.changelog else "")
+            + self.seen
+        )
+
+    @classmethod
+    def decode(cls, metadata: str | None) -> Note:
+        rest = metadata or ""
+        fields: dict[str, str] = {}
+        while (found := _FIELD.match(rest)) is not None:
+            fields[found[1]] = found[2] or ""
+            rest = rest[found.end() :]
+        return cls(REMEMBERED in fields, fields.get(TOPIC_ID, ""), fields.get(CHANGELOG, ""), rest)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from holdfast.client.consuming.positions import Positions, PositionsNotCommitted, Refusal, refusal
+from holdfast.client.consuming.commits import Commits, OffsetsNotCommitted, Refusal, refusal
 from holdfast.client.consuming.tracker import PartitionTracker
 
 
@@ -37,8 +37,8 @@ def finished(partition: int, count: int) -> PartitionTracker:
     return tracker
 
 
-def positions(coordinator: Any, said: list[str] | None = None) -> Positions:
-    return Positions(coordinator, (said if said is not None else []).append, lambda tracker: "note")
+def positions(coordinator: Any, said: list[str] | None = None) -> Commits:
+    return Commits(coordinator, (said if said is not None else []).append, lambda tracker: "note")
 
 
 def test_a_commit_that_was_waited_for_is_stored_with_its_note() -> None:
@@ -70,7 +70,7 @@ def test_a_commit_that_is_never_stored_is_an_error_at_the_end(is_last: bool) -> 
     said: list[str] = []
     coordinator = Coordinator(*[KafkaError._WAIT_COORD] * 100)
     if is_last:
-        with pytest.raises(PositionsNotCommitted, match="orders-0 to 3, committed 0"):
+        with pytest.raises(OffsetsNotCommitted, match="orders-0 to 3, committed 0"):
             positions(coordinator, said).commit_now([finished(0, 3)], 0, is_last=True)
     else:
         positions(coordinator, said).commit_now([finished(0, 3)], 0, is_last=False)
@@ -79,7 +79,7 @@ def test_a_commit_that_is_never_stored_is_an_error_at_the_end(is_last: bool) -> 
 
 def test_what_no_repetition_mends_is_an_error_at_once() -> None:
     coordinator = Coordinator(KafkaError.GROUP_AUTHORIZATION_FAILED)
-    with pytest.raises(PositionsNotCommitted):
+    with pytest.raises(OffsetsNotCommitted):
         positions(coordinator).commit_now([finished(0, 3)], 30, is_last=False)
 
 
