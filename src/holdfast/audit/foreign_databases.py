@@ -51,6 +51,14 @@ def split_table(url: str) -> tuple[str, str, str]:
     return urlunsplit(parts._replace(query=rest)), schema if dot else "public", name
 
 
+def declared(table: ForeignTable, columns: Mapping[str, str]) -> list[str]:
+    """The types of the columns that a match names, of all of a table."""
+    for pair in table.match.pairs:
+        if len(pair.path) > 1 or pair.path[0] not in columns:
+            raise missing_column(pair, pair.path[0], list(columns), table.name)
+    return [columns[pair.path[0]] for pair in table.match.pairs]
+
+
 class PostgresTable(ForeignTable):
     kind = "postgres"
 
@@ -92,11 +100,7 @@ class PostgresTable(ForeignTable):
         return {str(name): str(type_) for name, type_ in found}
 
     def kinds(self) -> list[Kind]:
-        columns = self.columns()
-        for pair in self.match.pairs:
-            if len(pair.path) > 1 or pair.path[0] not in columns:
-                raise missing_column(pair, pair.path[0], list(columns), self.name)
-        self._kinds = [_POSTGRES_KINDS.get(columns[pair.path[0]], Kind.TEXT) for pair in self.match.pairs]
+        self._kinds = [_POSTGRES_KINDS.get(kind, Kind.TEXT) for kind in declared(self, self.columns())]
         return self._kinds
 
     def rows(self) -> Iterator[RowBatch]:
@@ -221,14 +225,10 @@ class SqliteTable(ForeignTable):
         return {str(name): str(type_).upper() for name, type_ in found}
 
     def kinds(self) -> list[Kind]:
-        columns = self.columns()
-        kinds = []
-        for pair in self.match.pairs:
-            if len(pair.path) > 1 or pair.path[0] not in columns:
-                raise missing_column(pair, pair.path[0], list(columns), self.name)
-            declared = columns[pair.path[0]]
-            kinds.append(next((kind for word, kind in _KINDS.items() if word in declared), Kind.TEXT))
-        return kinds
+        return [
+            next((kind for word, kind in _KINDS.items() if word in declared_as), Kind.TEXT)
+            for declared_as in declared(self, self.columns())
+        ]
 
     def rows(self) -> Iterator[RowBatch]:
         kinds = self.kinds()

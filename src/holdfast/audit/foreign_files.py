@@ -20,11 +20,11 @@ from holdfast.audit.evaluating import TEXT, Kind, Values, fine
 from holdfast.audit.foreign_rows import ForeignTable, RowBatch, column_at, kind_at, type_at
 from holdfast.audit.matching import Match, MatchError, Pair
 from holdfast.audit.model import AuditError, Fate, Finding
+from holdfast.audit.sinks.files import BROKEN, files_below, first_line, folder_values
 
 BATCH_ROWS: Final = 65_536
-NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 SPARK_METADATA: Final = "_spark_metadata"
-UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError)
+UNREADABLE: Final = (*BROKEN, KeyError)
 """What a damaged Parquet file makes pyarrow raise."""
 
 
@@ -50,16 +50,13 @@ class ParquetTable(ForeignTable):
         listed = self._named_by_spark()
         found: list[_DataFile] = []
         strangers = 0
-        for directory, directories, names in os.walk(self._path):
-            directories[:] = sorted(name for name in directories if not name.startswith(("_", ".")))
-            for name in sorted(names):
-                path = os.path.join(directory, name)
-                if name.startswith(("_", ".")) or not name.endswith((".parquet", ".parq")):
-                    continue
-                if listed is not None and path not in listed:
-                    strangers += 1
-                    continue
-                found.append(_DataFile(path, _folders(self._path, path)))
+        for path, folders in files_below(self._path):
+            if not path.endswith((".parquet", ".parq")):
+                continue
+            if listed is not None and path not in listed:
+                strangers += 1
+                continue
+            found.append(_DataFile(path, folder_values(folders)))
         if strangers:
             self.notes.append(
                 f"{strangers} file{'s' if strangers > 1 else ''} in {self._path} that {SPARK_METADATA} does not name "
@@ -142,7 +139,7 @@ class ParquetTable(ForeignTable):
             except FileNotFoundError as gone:
                 raise _vanished(self.name, place) from gone
             except UNREADABLE as error:
-                self._problem(each.path, f"cannot be read: {_reason(error)}")
+                self._problem(each.path, f"cannot be read: {first_line(error)}")
 
     def _rows_of(self, file: _DataFile, place: str) -> Iterator[RowBatch]:
         import pyarrow.parquet as pq
@@ -175,19 +172,6 @@ def _vanished(name: str, place: str) -> AuditError:
     return AuditError(
         f"{name}: {place} was removed while it was read; audit again when nobody rewrites or cleans up the table"
     )
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _folders(root: str, path: str) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for folder in os.path.relpath(os.path.dirname(path), root).split(os.sep):
-        name, equals, value = folder.partition("=")
-        if equals:
-            found[unquote(name)] = None if value == NO_VALUE else unquote(value)
-    return found
 
 
 def _relative(path: str, root: str) -> str:
@@ -243,5 +227,5 @@ class DeltaTableRows(ForeignTable):
             except FileNotFoundError as gone:
                 raise _vanished(self.name, place) from gone
             except UNREADABLE as error:
-                detail = f"{place} cannot be read: {_reason(error)}"
+                detail = f"{place} cannot be read: {first_line(error)}"
                 self.problems.append(Finding(Fate.ALTERED, self.name, detail=detail))

@@ -78,7 +78,7 @@ def opened(path: str, **options: Any) -> Any:
     except PermissionError as error:
         raise SinkUnreadable(f"{path} may not be read: give the user who audits the right to") from error
     except BROKEN as error:
-        raise Damaged(f"it is no whole Parquet file ({_first_line(error)})") from error
+        raise Damaged(f"it is no whole Parquet file ({first_line(error)})") from error
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -152,7 +152,7 @@ def _telling() -> Iterator[None]:
     except SinkUnreadable:
         raise
     except BROKEN as error:
-        raise Damaged(f"it cannot be read ({_first_line(error)})") from error
+        raise Damaged(f"it cannot be read ({first_line(error)})") from error
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -185,8 +185,9 @@ def _opened_with_lineage(path: str) -> Any:
         return opened(path)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
+def first_line(error: BaseException) -> str:
+    """What an error says, in short."""
+    lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
