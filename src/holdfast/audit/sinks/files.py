@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -447,7 +448,7 @@ class DataFile(NamedTuple):
     """The values of columns that are not in the file."""
 
 
-class FilesReader:
+class FilesReader(ABC):
     """A sink of Parquet files, as it stood when it was opened: what every kind of those has in common."""
 
     is_exact = True
@@ -466,19 +467,21 @@ class FilesReader:
         self._misplaced: dict[tuple[str, int, str], list[Range]] = {}
         """By topic, partition and file: rows from offsets that are not of its batch."""
 
+    @abstractmethod
     def entries(self) -> Sequence[Entry]:
-        raise NotImplementedError
+        """Of the ledger, ascending."""
 
+    @abstractmethod
     def _files(self) -> Iterator[DataFile]:
-        raise NotImplementedError
+        """Of the snapshot."""
 
+    @abstractmethod
     def _note_damage(self, file: DataFile, why: str) -> None:
         """Remember it, unless the whole table was replaced while it was read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _examine(self) -> None:
         """Tell what is wrong with the ledger and the files."""
-        raise NotImplementedError
 
     def _keeps(self, file: DataFile, batch: LineageBatch) -> bool:
         """Whether rows are the pipeline's to answer for."""
@@ -574,5 +577,5 @@ class FilesReader:
         lacking = gone(spans, readable(others), missing)
         self._altered(what + (lacking.words or otherwise), lacking.place, lacking.ranges)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  nothing is held open, of any kind of files
         """Nothing is held open."""
