@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from holdfast.atomic import parent_of
 from holdfast.broker.log.checkpoints import PARTITION_METADATA_FILE
+from holdfast.broker.node.directories import SESSION_FILE
 from holdfast.testing.disk import Fault, Operation, SimulatedDisk
 from holdfast.testing.disk_pages import Directory, Inode
 
@@ -158,6 +159,8 @@ class Environment:
         def give_back() -> None:
             if not self._disk.exists(parent_of(path)):
                 return  # its topic was deleted
+            if path.endswith(SESSION_FILE):
+                return  # every start writes its own, and a failed directory's is removed for good
             if not self._disk.exists(path) or (not path.endswith(REBUILT) and self._is_empty(path)):
                 self._disk.put_back(path, node)
 
