@@ -69,7 +69,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, An
             if isinstance(outcome, Exception):
                 raise outcome
             options["progress"](
-                BatchDone(1, ENTRY.range, 0, ENTRY.intake, ROUTES, {}, {"parquet": 8}, 100, {"stage": 100}, 0)
+                BatchDone(ENTRY.range, 0, ENTRY.intake, ROUTES, {}, {"parquet": 8}, {"stage": 100}, 1, 100)
             )
             return outcome  # type: ignore[no-any-return]
 

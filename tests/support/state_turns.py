@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.pipeline.core.sql import HEADERS_DDL, ddl_schema
 from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.positions import Place
-from holdfast.pipeline.state.operator import DUPLICATES, LATE, Held, Moment, Operator, Turn
+from holdfast.pipeline.state.operator import (
+    DUPLICATES,
+    LATE,
+    OperatorContext,
+    OperatorResult,
+    StatefulOperator,
+)
 from holdfast.pipeline.state.segments import StepState
 from holdfast.pipeline.state.store import StateStore
 from holdfast.pipeline.state.watermarks import Clock, Watermarks, own_watermark_ms
@@ -116,7 +122,7 @@ class Player:
 
     def play(
         self,
-        operator: Operator,
+        operator: StatefulOperator,
         log: Sequence[Record],
         cuts: Iterable[int] = (),
         *,
@@ -145,8 +151,9 @@ class Player:
                 label = f"b{number}-{attempt}"
                 scratch = os.path.join(home, "scratch", label)
                 os.makedirs(scratch)
-                moment = Moment(number, marks.watermark_ms, after.watermark_ms, number + 1, scratch, label)
-                turn = operator.run(frame, Held(self._spark, store, state), moment)
+                times = (number, marks.watermark_ms, after.watermark_ms)
+                context = OperatorContext(self._spark, store, state, *times, number + 1, scratch, label)
+                turn = operator.run(frame, context)
                 turns.append((turn, *self._taken_down(operator, turn, batch)))
             assert all(turn[1:] == turns[0][1:] for turn in turns), "a turn taken again gave something else"
             turn, made, late, duplicates = turns[-1]
@@ -171,7 +178,7 @@ class Player:
         return self._spark.read.schema(self._schema).parquet(path)
 
     def _taken_down(
-        self, operator: Operator, turn: Turn, batch: Sequence[Placed]
+        self, operator: StatefulOperator, turn: OperatorResult, batch: Sequence[Placed]
     ) -> tuple[list[dict[str, Any]], list[tuple[str, int, int]], list[tuple[str, int, int]]]:
         """The rows of a turn, in one order, checked as the engine does."""
         rows = [row.asDict(recursive=True) for row in turn.rows.collect()]

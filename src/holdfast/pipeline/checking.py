@@ -86,7 +86,7 @@ def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Find
 
     A rule that fails, or a step that taps the rows, leaves the schema as it was; another one that fails leaves none.
     """
-    from holdfast.pipeline.engine.walking import narrow
+    from holdfast.pipeline.engine.operators import narrow
 
     findings: list[Finding] = []
     streams: dict[str, DataFrame] = {}
@@ -117,8 +117,8 @@ def _check_memory(
     definition: PipelineDefinition, step: Step, path: Path, frame: DataFrame
 ) -> tuple[list[Finding], dict[str, DataFrame]]:
     """A step with a memory lets the schema be; its streams, as sinks get them."""
-    from holdfast.pipeline.engine.walking import narrow
-    from holdfast.pipeline.state.building import operator_of
+    from holdfast.pipeline.engine.operators import narrow
+    from holdfast.pipeline.state.operator import operator_of
 
     spark = frame.sparkSession
     streams: dict[str, DataFrame] = {}
@@ -177,7 +177,6 @@ def _check_lookup(
 ) -> tuple[list[Finding], DataFrame | None]:
     """The table is asked for its columns; one that cannot be reached from here may be when the pipeline runs."""
     from holdfast.pipeline.engine.lookups import Lookups
-    from holdfast.pipeline.engine.walking import flag_of_lookup
     from holdfast.pipeline.state.tables import LookupUnavailable
 
     if is_reference(step.table):
@@ -185,8 +184,9 @@ def _check_lookup(
             Finding(path, "its columns are not checked: where the table is, is not known here", "warning")
         ], None
     try:
-        schema = Lookups(definition).schema_after(frame.schema, step)
-        after = frame.sparkSession.createDataFrame([], schema).drop(*flag_of_lookup(step))
+        tables = Lookups(definition)
+        schema = tables.schema_after(frame.schema, step)
+        after = frame.sparkSession.createDataFrame([], schema).drop(*tables.flags(step))
     except LookupUnavailable as error:
         return [Finding(path, f"its columns are not checked: {error}", "warning")], None
     except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step

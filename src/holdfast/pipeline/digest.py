@@ -74,6 +74,24 @@ def hash_sql(lineage: str = "_hf") -> str:
     return f"xxhash64({lineage}.topic, {lineage}.partition, {lineage}.offset)"
 
 
+def tally_sql(hashed: str, *, when: str = "", prefix: str = "") -> list[str]:
+    """Aggregates over rows with this hash that `tally_of` makes a tally of; with `when`, over those it is true for."""
+
+    def of(sql: str) -> str:
+        return f"CASE WHEN {when} THEN {sql} END" if when else sql
+
+    return [
+        f"count({of('1')}) AS {prefix}n",
+        f"coalesce(sum({of(f'{hashed} & 4294967295L')}), 0L) AS {prefix}low",
+        f"coalesce(sum({of(f'shiftrightunsigned({hashed}, 32)')}), 0L) AS {prefix}high",
+    ]
+
+
+def tally_of(row: Any, prefix: str = "") -> Tally:
+    """The sums of the hashes' halves, which do not overflow, as a tally."""
+    return Tally(row[f"{prefix}n"], join_halves(row[f"{prefix}low"], row[f"{prefix}high"]))
+
+
 def join_halves(low: int, high: int) -> int:
     return (low + (high << 32)) & MASK
 

@@ -25,15 +25,15 @@ from holdfast.pipeline.aside import DUPLICATE, FILTERED
 from holdfast.pipeline.definition.model import Lookup, PipelineDefinition
 from holdfast.pipeline.digest import Tally, place_hash
 from holdfast.pipeline.engine import batches, running
-from holdfast.pipeline.engine.aside import Gathering, Part
+from holdfast.pipeline.engine.aside import Gathering, SideOutput
 from holdfast.pipeline.engine.routing import Routed, Stream
 from holdfast.pipeline.engine.staging import Staged
-from holdfast.pipeline.engine.stateful import Round
+from holdfast.pipeline.engine.stateful import StateUpdate
 from holdfast.pipeline.ledger import Routes
 from holdfast.pipeline.sinks import dead_letter, delta, kafka, kafka_writer, parquet, postgres
 from holdfast.pipeline.sinks.postgres_copy import copy_task
 from holdfast.pipeline.state import lookups
-from holdfast.pipeline.state.operator import Turn
+from holdfast.pipeline.state.operator import OperatorResult
 from holdfast.pipeline.state.segments import StateDamaged, StepState, check_present
 
 LINEAGE = pa.struct(
@@ -95,17 +95,22 @@ class Router:
         return Frame(COLUMNS.empty_table())
 
     def walk(
-        self, staged: Staged, batch_time_ms: int, scratch: str, turns: Round, versions: Mapping[str, str]
+        self,
+        staged: Staged,
+        batch_time_ms: int,
+        scratch: str,
+        update: StateUpdate,
+        versions: Mapping[str, str],
     ) -> SimpleNamespace:
         def settle(*, have_run: bool) -> Routed:
-            return self._routed(staged, turns, versions)
+            return self._routed(staged, update, versions)
 
         return SimpleNamespace(is_observed=False, main=None, settle=settle)
 
-    def _routed(self, staged: Staged, turns: Round, versions: Mapping[str, str]) -> Routed:
+    def _routed(self, staged: Staged, update: StateUpdate, versions: Mapping[str, str]) -> Routed:
         path = lookups._snapshot(self._lookup, versions[self._lookup.name], self._home)
         cities = {row["login"]: row["city"] for row in pq.read_table(path).to_pylist()}
-        seen = self._remembered(turns)
+        seen = self._remembered(update)
         main, letters, filtered, again = [], [], [], []
         for row, place in _placed(staged):
             if row["_error"] is not None:
@@ -120,7 +125,7 @@ class Router:
                     {"_hf": place, "id": row["id"], "user": row["user"], "city": cities.get(row["user"])}
                 )
         stream = Frame(pa.Table.from_pylist(main, COLUMNS))
-        self._remember(turns, stream, again)
+        self._remember(update, stream, again)
         dead = Frame(pa.Table.from_pylist(letters, LETTERS))
         routes = Routes(
             len(main),
@@ -131,21 +136,21 @@ class Router:
         aside = [*_left(FILTERED, "real", filtered, 0), *_left(DUPLICATE, "once", again, 1)]
         return Routed({"": _stream(stream)}, _stream(dead), routes, {}, tuple(aside))
 
-    def _remembered(self, turns: Round) -> set[int]:
-        held = turns.start.steps.get("once")
+    def _remembered(self, update: StateUpdate) -> set[int]:
+        held = update.start.steps.get("once")
         found: set[int] = set()
         for segment in held.segments if held else ():
-            check_present(turns.memory.store.path, segment)
-            for path in turns.memory.store.paths(segment):
+            check_present(update.state.store.path, segment)
+            for path in update.state.store.paths(segment):
                 try:
                     found.update(pq.read_table(path, schema=REMEMBERED).column("id").to_pylist())
                 except (OSError, pa.ArrowException) as error:
                     raise StateDamaged(path, f"cannot be read ({error})") from error
         return found
 
-    def _remember(self, turns: Round, rows: Frame, again: list[Any]) -> None:
-        store, held = turns.memory.store, turns.start.steps.get("once")
-        directory = store.segment_dir(turns.moment.label, "once")
+    def _remember(self, update: StateUpdate, rows: Frame, again: list[Any]) -> None:
+        store, held = update.state.store, update.start.steps.get("once")
+        directory = store.segment_dir(update.context.label, "once")
         os.makedirs(directory)
         ids = rows.table.column("id")
         table = pa.table({"id": ids, "_until": pa.repeat(pa.scalar(FOR_EVER), len(ids))}, REMEMBERED)
@@ -153,7 +158,10 @@ class Router:
         segment = store.adopt(directory)
         known = () if held is None else held.segments
         state = replace(held or StepState(), segments=(*known, *([segment] if segment else [])))
-        turns.turns["once"] = Turn(rows, state, rows.tally, Tally(), Tally(len(again)), rows.tally.rows)  # type: ignore[arg-type]
+        given: Any = rows
+        update.results["once"] = OperatorResult(
+            given, state, rows.tally, Tally(), Tally(len(again)), rows.tally.rows
+        )
 
 
 class PlainRouter:
@@ -211,7 +219,7 @@ def _left(route: str, step: str, places: list[dict[str, Any]], code: int) -> Ite
     if places:
         noted = ",".join(f"0,1,{at['partition']},{at['offset']}" for at in places)
         digest = sum(place_hash(at["topic"], at["partition"], at["offset"]) for at in places) % (1 << 64)
-        part = Part(route, step, Tally(len(places), digest))
+        part = SideOutput(route, step, Tally(len(places), digest))
         yield Gathering(lambda: None, {code: part}, code, noted)  # type: ignore[arg-type,return-value]
 
 

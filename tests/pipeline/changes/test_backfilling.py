@@ -28,8 +28,9 @@ from holdfast.pipeline.definition.model import (
     Source,
 )
 from holdfast.pipeline.definition.naming import home_of, monitoring_group
+from holdfast.pipeline.engine.deployment import own_topics
 from holdfast.pipeline.engine.planning import Bounds, Log
-from holdfast.pipeline.engine.running import own_topics, run_pipeline
+from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.operations.backfilling import (
     derive,
     destinations,

@@ -116,12 +116,12 @@ def test_rows_noted_while_routes_are_counted_are_those_a_job_finds(
 
 def test_notes_that_are_not_complete_are_not_taken() -> None:
     from holdfast.pipeline.digest import Tally
-    from holdfast.pipeline.engine.aside import Gathering, Part, _noted
+    from holdfast.pipeline.engine.aside import Gathering, SideOutput, _noted
 
     def no_frame() -> Any:
         raise AssertionError
 
-    codes = {3: Part("filtered", "f", Tally(2, 0))}
+    codes = {3: SideOutput("filtered", "f", Tally(2, 0))}
     complete = _noted(Gathering(no_frame, codes, 2, "1,1,0,5,1,1,0,6"), ["orders"], ["orders"])
     assert complete is not None
     assert complete.offset.tolist() == [5, 6]

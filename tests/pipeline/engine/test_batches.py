@@ -31,7 +31,7 @@ from holdfast.pipeline.engine import planning
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.sinks.building import build_sink
 from holdfast.pipeline.state.dedupe import DedupeOperator
-from holdfast.pipeline.state.operator import Held, Moment, Turn
+from holdfast.pipeline.state.operator import OperatorContext, OperatorResult
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
 if TYPE_CHECKING:
@@ -294,8 +294,8 @@ def test_a_memory_that_each_batch_begins_anew_is_caught(
 ) -> None:
     run = DedupeOperator.run
 
-    def forgetful(self: DedupeOperator, rows: Any, held: Held, moment: Moment) -> Turn:
-        return run(self, rows, replace(held, state=replace(held.state, segments=())), moment)
+    def forgetful(self: DedupeOperator, rows: Any, context: OperatorContext) -> OperatorResult:
+        return run(self, rows, replace(context, state=replace(context.state, segments=())))
 
     monkeypatch.setattr(DedupeOperator, "run", forgetful)
     games = directory / "games"

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.pipeline.definition.model import ParquetSink, PipelineDefinition, Source
-from holdfast.pipeline.definition.secrets import Redactor
 from holdfast.pipeline.engine import running
-from holdfast.pipeline.engine.faults import no_faults
+from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.progress import Event, Retrying
 from holdfast.pipeline.engine.running import RETRIES_MAX, Loop, Stop
@@ -54,9 +53,7 @@ class Run:
         self.batches = 0
         self.stop = Stop()
         session: Any = None
-        self.loop = Loop(
-            definition, "", {}, {}, home, session, {}, no_faults, self.stop, self.events.append, Redactor()
-        )
+        self.loop = Loop(Deployment.of(definition), home, session, {}, self.stop, self.events.append)
         given: Any = self.workshop
         self.loop.workshop = given
 

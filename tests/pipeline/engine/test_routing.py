@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import holdfast.pipeline.engine.counting as counting
+import holdfast.pipeline.engine.operators as operators
 from holdfast.pipeline.core.failures import RuleBroken, StepError, Unbalanced
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -138,7 +138,7 @@ class TestObserved:
         def refuse(_: object) -> None:
             raise AssertionError("counted apart")
 
-        monkeypatch.setattr(counting, "collect", refuse)
+        monkeypatch.setattr(operators, "collect", refuse)
         routed.produce_orders(10)
         assert run_steps(routed, *self.STEPS) == Routes(
             main=5, dead_letter={"not-5": 1}, filtered={"high": 4}
@@ -162,7 +162,7 @@ class TestObserved:
     def test_a_sink_that_spark_does_not_observe_costs_a_job(
         self, routed: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(counting, "OBSERVED_WITHIN_S", 0.0)
+        monkeypatch.setattr(operators, "OBSERVED_WITHIN_S", 0.0)
         monkeypatch.setattr(
             MemorySink, "prepare", lambda sink, _, rows: MemoryPrepared(sink, [], rows.rdd.count(), None)
         )

@@ -21,7 +21,7 @@ from tests.support.state_turns import GAMES, Played, Player, Record, placed
 
 from holdfast.pipeline.definition.model import EventTime, Window
 from holdfast.pipeline.digest import MASK, place_hash
-from holdfast.pipeline.state.operator import Held, Moment, Turn
+from holdfast.pipeline.state.operator import OperatorContext, OperatorResult
 from holdfast.pipeline.state.watermarks import Clock
 from holdfast.pipeline.state.windows import WindowOperator
 
@@ -286,29 +286,29 @@ TELLING = [
 class ClosesByTheStart(WindowOperator):
     """By the watermark where the batch began."""
 
-    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
-        return super().run(rows, held, replace(moment, next_watermark_ms=moment.watermark_ms))
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
+        return super().run(rows, replace(context, next_watermark_ms=context.watermark_ms))
 
 
 class GivesOutTheDead(WindowOperator):
     """As if nothing had closed before."""
 
-    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
-        return super().run(rows, held, replace(moment, watermark_ms=None))
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
+        return super().run(rows, replace(context, watermark_ms=None))
 
 
 class LateByTheBatch(WindowOperator):
     """By the greatest event time of the batch, not of the log up to the row."""
 
-    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
         fields = [name for name in rows.schema["_hf"].dataType.names if name != "watermark"]  # type: ignore[attr-defined]
         same = ", ".join(f"'{name}', _hf.{name}" for name in fields)
         lineage = f"named_struct({same}, 'watermark', greatest((SELECT max(_hf.event_time) FROM {{rows}}) "
-        changed = held.spark.sql(
+        changed = context.spark.sql(
             f"SELECT {lineage} - INTERVAL '0.{DELAY_MS:03d}' SECOND, _hf.watermark)) AS _hf, k, v, x FROM {{rows}}",
             rows=rows,
         )
-        return super().run(changed, held, moment)
+        return super().run(changed, context)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from holdfast.pipeline.core.sql import ddl_schema
 from holdfast.pipeline.definition.model import EventTime, Window
 from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.state import merging, window_state, windows
-from holdfast.pipeline.state.operator import Held, Moment
+from holdfast.pipeline.state.operator import OperatorContext
 from holdfast.pipeline.state.segments import StepState
 from holdfast.pipeline.state.spans import spans_of
 from holdfast.pipeline.state.store import StateStore
@@ -196,8 +196,10 @@ def test_an_empty_batch_closes_what_the_watermark_has_passed(spark: SparkSession
         "CAST(NULL AS TIMESTAMP)) AS _hf, 'a' AS k, 1L AS v"
     )
 
-    first = operator.run(full, Held(spark, store, StepState()), Moment(0, None, 5, 1, str(tmp_path), "one"))
-    second = operator.run(rows, Held(spark, store, first.state), Moment(1, 5, 60, 2, str(tmp_path), "two"))
+    first = operator.run(
+        full, OperatorContext(spark, store, StepState(), 0, None, 5, 1, str(tmp_path), "one")
+    )
+    second = operator.run(rows, OperatorContext(spark, store, first.state, 1, 5, 60, 2, str(tmp_path), "two"))
 
     assert (first.row_count, first.taken) == (0, Tally(1, place_hash("t", 0, 0)))
     assert (second.row_count, second.taken, second.late) == (1, Tally(), Tally())

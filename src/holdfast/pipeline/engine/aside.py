@@ -18,7 +18,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,10 +26,7 @@ import numpy as np
 
 from holdfast.atomic import write_atomically
 from holdfast.pipeline.aside import (
-    DUPLICATE,
-    FILTERED,
     FOOTER,
-    LATE,
     LATE_FOR,
     SUFFIX,
     VERSION,
@@ -44,20 +41,8 @@ from holdfast.pipeline.aside import (
 from holdfast.pipeline.core.failures import Unbalanced
 from holdfast.pipeline.core.sql import LINEAGE, PLACE, literal
 from holdfast.pipeline.digest import MASK, Tally, digest_of_offsets
-from holdfast.pipeline.engine.walking import DUPLICATE as DUPLICATE_ROUTE
-from holdfast.pipeline.engine.walking import LATE as LATE_ROUTE
-from holdfast.pipeline.engine.walking import (
-    LEFT_NUMBERS,
-    ROUTE,
-    Link,
-    is_quarantine,
-    missing_rows,
-    tagged,
-)
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import BatchRange, to_text
-from holdfast.pipeline.state.operator import DUPLICATES
-from holdfast.pipeline.state.operator import LATE as LATE_ROWS
 from holdfast.real import RealFileSystem
 
 if TYPE_CHECKING:
@@ -69,12 +54,14 @@ FANOUT: Final = 64
 """Files of one tier that are merged to one of the next."""
 MERGED_ROWS_MAX: Final = 65_536
 """Files with more rows are large enough to stay: a merge holds 64 times this in memory at most, some 100 MB."""
+LEFT_NUMBERS: Final = 4
+"""Noted of each row: code, topic, partition and offset."""
 COLLECTED_ROWS_MAX: Final = 4_000_000
 """More than these, at some 24 bytes each, do not go through the driver's JVM but through files of the stage."""
 
 
 @dataclass(frozen=True)
-class Part:
+class SideOutput:
     """Rows that left at one step, by one route."""
 
     route: str
@@ -84,80 +71,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Gathering:
-    """The rows of some parts: the number of a row's part is its `code`."""
+    """The rows of some side outputs: the number of a row's is its `code`."""
 
     frame: Callable[[], DataFrame]
     """Their lineage and code."""
-    codes: Mapping[int, Part]
+    codes: Mapping[int, SideOutput]
     base: int = 0
     noted: str | None = None
     """The same as text, noted while routes were counted: for each the code less the base, the number of the topic among
     those of the source, partition and offset."""
-
-
-def gather(links: Sequence[Link]) -> list[Gathering]:
-    """What left at these links, as they are counted; empty when every row stayed."""
-    found: list[Gathering] = []
-    base = 0
-    for link in links:
-        if link.turn is not None:
-            found += _of_turn(link, base)
-            base += 2
-        elif link.rules:
-            found += _of_rules(link, base)
-            base += len(link.turned_away) + 1  # routes are numbered from 1
-        elif link.step is not None and 1 in link.counts:
-            part = Part(FILTERED, link.step.name, link.counts[1].tally)
-            found.append(Gathering(partial(_missing, link, base), {base: part}))
-            base += 1
-    return [gathering for gathering in found if gathering.codes]
-
-
-def _of_rules(link: Link, base: int) -> list[Gathering]:
-    codes = {
-        base + number: Part(FILTERED, rule.name, link.counts[number].tally)
-        for number, rule in link.turned_away
-        if number in link.counts and not is_quarantine(rule)
-    }
-    if not codes:
-        return []
-    return [Gathering(partial(_turned_away, link, base, codes), codes, base, link.turned_away_text)]
-
-
-def _turned_away(link: Link, base: int, codes: Mapping[int, Part]) -> DataFrame:
-    # Tagged anew: the frame of the link may carry the counting that another job had.
-    frame = tagged(link.given, link.rules).selectExpr(LINEAGE, f"{ROUTE} + {base} AS code")
-    return frame.where(f"code IN ({', '.join(map(str, codes))})")
-
-
-def _missing(link: Link, base: int) -> DataFrame:
-    return missing_rows(link).frame.selectExpr(LINEAGE, f"{base} AS code")
-
-
-def _coded(frame: DataFrame, code: int) -> DataFrame:
-    return frame.selectExpr(LINEAGE, f"{code} AS code")
-
-
-def _of_turn(link: Link, base: int) -> list[Gathering]:
-    assert link.turn is not None
-    assert link.step is not None
-    turn, name = link.turn, link.step.name
-    if link.is_tap:
-        parts = {LATE_ROWS: Part(LATE_FOR, name, turn.late)}
-    else:
-        tallies = {
-            route: link.counts[route].tally if route in link.counts else Tally()
-            for route in (DUPLICATE_ROUTE, LATE_ROUTE)
-        }
-        parts = {
-            DUPLICATES: Part(DUPLICATE, name, tallies[DUPLICATE_ROUTE]),
-            LATE_ROWS: Part(LATE, name, tallies[LATE_ROUTE]),
-        }
-    return [
-        Gathering(partial(_coded, turn.streams[stream], base + at), {base + at: part})
-        for at, (stream, part) in enumerate(parts.items())
-        if part.tally.rows
-    ]
 
 
 def route_digests(aside: Sequence[Gathering], main: Tally, dead_letter: Tally) -> dict[str, str]:
@@ -254,7 +176,7 @@ def _collected(frame: DataFrame, rows: int, scratch: str) -> pa.Table:
     return pq.read_table(directory)
 
 
-def _balance(parts: Mapping[int, Part], topics: Sequence[str], rows: _Rows) -> None:
+def _balance(parts: Mapping[int, SideOutput], topics: Sequence[str], rows: _Rows) -> None:
     """By number and digest, part by part."""
     found = dict.fromkeys(parts, Tally())
     cuts = np.flatnonzero(np.diff(rows.place)) + 1
@@ -274,7 +196,7 @@ def _balance(parts: Mapping[int, Part], topics: Sequence[str], rows: _Rows) -> N
             )
 
 
-def _table(parts: Mapping[int, Part], topics: Sequence[str], rows: _Rows) -> pa.Table:
+def _table(parts: Mapping[int, SideOutput], topics: Sequence[str], rows: _Rows) -> pa.Table:
     import pyarrow as pa
 
     routes, steps = (sorted({getattr(part, name) for part in parts.values()}) for name in ("route", "step"))

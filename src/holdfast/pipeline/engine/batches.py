@@ -11,8 +11,8 @@ The order is what the guarantees rest on:
 6. the places of rows that left the chain are written down, durably (`engine.aside`);
 7. only now each sink commits, rows and ledger entry in one act, the dead letter first.
 
-With a memory, steps take their turns in 3, before any sink has rows; when the routes agree, the version they made is
-durable, and only then sinks prepare. Versions that no sink stands at go after the batch.
+Steps with a state run in 3, before any sink has rows; when the routes agree, the version they made is durable, and
+only then sinks prepare. Versions that no sink stands at go after the batch.
 
 A failure before 7 leaves nothing visible anywhere. A failure within 7 leaves some sinks ahead, and their ledgers say
 so: the others catch up alone.
@@ -28,18 +28,19 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import PipelineError, StateMissing, StateOutdated, Unbalanced
-from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.engine.aside import AsideFiles, collect_rows
+from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks, refuse_lost
 from holdfast.pipeline.engine.planning import Plan, opening_range
+from holdfast.pipeline.engine.progress import BatchDone, StateNow
 from holdfast.pipeline.engine.routing import MAIN, Routed, Router, Stream
 from holdfast.pipeline.engine.source_view import read_places
 from holdfast.pipeline.engine.staging import Staged, StageSpec, stage
-from holdfast.pipeline.engine.stateful import Memory, Round, shared_positions
-from holdfast.pipeline.ledger import NOWHERE, STATELESS, Decision, Entry, Intake, Rejected, Routes, decide
+from holdfast.pipeline.engine.stateful import PipelineState, StateUpdate, shared_positions
+from holdfast.pipeline.ledger import NOWHERE, STATELESS, Decision, Entry, decide
 from holdfast.pipeline.positions import BatchRange, Positions
 from holdfast.pipeline.sinks.base import Batch, Prepared, RowsRejected, Sink, SinkError
 from holdfast.pipeline.sinks.columns import INVALID_TEXT, rejected_for_text, with_checked_text
@@ -71,36 +72,20 @@ class Stopwatch:
             self.times_ms[name] = self.times_ms.get(name, 0) + spent
 
 
-@dataclass(frozen=True)
-class BatchResult:
-    intake: Intake
-    routes: Routes
-    warned: Mapping[str, int]
-    rows_by_sink: Mapping[str, int]
-    times_ms: Mapping[str, int]
-    turns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By step with a memory: what it counted."""
-    version: Version | None = None
-    """Of the state, where the batch ends."""
-    rejected: tuple[Rejected, ...] = ()
-    """Records that are dead letters because a sink does not take a row made of them."""
-
-
 @dataclass
 class Workshop:
     """What batches are made with."""
 
     spark: SparkSession
     cluster: Cluster
-    definition: PipelineDefinition
-    fingerprint: str
+    deployed: Deployment
     home: Home
     router: Router
     spec: StageSpec
     sinks: Mapping[str, Sink]
     """By name, the dead letter first: the order in which they prepare and commit."""
     known: KnownSinks
-    memory: Memory | None = None
+    state: PipelineState | None = None
     """Of a pipeline that has steps with one."""
     faults: Faults = no_faults
     accepted: frozenset[str] = frozenset()
@@ -115,10 +100,11 @@ class Workshop:
 
     def read_ledgers(self) -> None:
         self.ledgers = {name: sink.last_entry() for name, sink in self.sinks.items()}
+        own = self.deployed.definition.name
         for name, entry in self.ledgers.items():
-            if entry is not None and entry.pipeline != self.definition.name:
+            if entry is not None and entry.pipeline != own:
                 raise PipelineError(
-                    f"sink {name!r} holds the ledger of pipeline {entry.pipeline!r}, not of {self.definition.name!r}: "
+                    f"sink {name!r} holds the ledger of pipeline {entry.pipeline!r}, not of {own!r}: "
                     "two pipelines cannot share a sink; give this one a place of its own"
                 )
         lost = self.known.lost(self.sinks, self.ledgers)
@@ -152,7 +138,7 @@ class Workshop:
         empty = self.router.empty_dead if is_dead_letter else self.router.empty(self._rows_of(name))
         prepared = self.sinks[name].prepare(batch, empty)
         number = self._opening_state(name, positions) if state is None else state.number
-        entry = replace(self._entry(name, batch.range, batch_time_ms), state=number)
+        entry = self._entry_of(name, replace(self._made(batch.range, batch_time_ms), state=number))
         prepared.commit(replace(entry, positions=Positions({**entry.positions.at, **positions.at})))
         self.ledgers[name] = self.sinks[name].last_entry()
         self.faults(f"opened:{name}")
@@ -177,34 +163,38 @@ class Workshop:
 
     def _rows_of(self, name: str) -> str:
         """Which rows this sink takes."""
-        return next((sink.rows for sink in self.definition.sinks if sink.name == name), MAIN)
+        return next((sink.rows for sink in self.deployed.definition.sinks if sink.name == name), MAIN)
 
-    def _entry(self, name: str, batch: BatchRange, batch_time_ms: int) -> Entry:
+    def _made(self, batch: BatchRange, batch_time_ms: int) -> Entry:
+        """What the entries of all sinks say of a batch; no sink's yet."""
+        definition = self.deployed.definition
+        return Entry(definition.name, "", 0, batch, NOWHERE, batch_time_ms, self.deployed.fingerprint)
+
+    def _entry_of(self, name: str, made: Entry) -> Entry:
+        """The next entry of this sink, for a batch that is made."""
         last = self.ledgers[name]
-        standing = NOWHERE if last is None else last.positions
-        return Entry(
-            pipeline=self.definition.name,
+        return replace(
+            made,
             sink=name,
             number=0 if last is None else last.number + 1,
-            range=batch,
-            positions=standing.moved(batch),
-            batch_time_ms=batch_time_ms,
-            fingerprint=self.fingerprint,
+            positions=(NOWHERE if last is None else last.positions).moved(made.range),
             generation=self.known.generation(name, self.ledgers),
             others=self.known.others(name, self.ledgers),
         )
 
     # -------------------------------------------------------------------- batches
 
-    def footing(self, plan: Plan) -> Version | None:
-        """The version of the state from which this batch starts; nothing for a pipeline without a memory."""
-        if self.memory is None:
+    def version_for(self, plan: Plan) -> Version | None:
+        """The version of the state from which this batch starts; nothing for a pipeline without one."""
+        if self.state is None:
             return None
-        if all(entry is None or entry.state is None for entry in self.ledgers.values()):
-            self.memory.start_anew(entry for entry in self.ledgers.values() if entry is not None)
+        if all(entry.state is None for entry in self._entries()):
+            self.state.start_anew(self._entries())
         entries = {name: self.ledgers[name] for name in plan.targets}
         try:
-            return self.memory.footing({name: entry for name, entry in entries.items() if entry is not None})
+            return self.state.version_for(
+                {name: entry for name, entry in entries.items() if entry is not None}
+            )
         except StateOutdated:
             raise
         except StateMissing as missing:
@@ -215,8 +205,8 @@ class Workshop:
                 f"`holdfast pipeline refill FILE {next(iter(entries))}` writes what is lacking there from the log"
             ) from missing
 
-    def run(self, plan: Plan, start: Version | None = None) -> BatchResult:
-        """Carry out a plan whose time is set; with a memory, from its `footing`.
+    def run(self, plan: Plan, start: Version | None = None) -> BatchDone:
+        """Carry out a plan whose time is set; with a state, from its `version_for` the plan.
 
         Where a sink rejects rows for what is in them, the batch is made again with their records as dead letters: so
         they are nobody's rows, and all sinks stay alike.
@@ -244,14 +234,14 @@ class Workshop:
             ) from refused
         return replace(plan, rejected=tuple(sorted(found.values())))
 
-    def _attempt(self, plan: Plan, start: Version | None) -> BatchResult:
+    def _attempt(self, plan: Plan, start: Version | None) -> BatchDone:
         assert plan.batch_time_ms is not None
         watch = Stopwatch()
         targets = [name for name in self.sinks if name in plan.targets]
         for name in targets:
             self._must_write(name, plan.range)
         with watch.phase("plan"):
-            self.home.note_plan(plan, self.fingerprint)
+            self.home.note_plan(plan, self.deployed.fingerprint)
         self.faults("planned")
         label, directory = self.home.new_stage()
         prepared: dict[str, Prepared] = {}
@@ -260,11 +250,11 @@ class Workshop:
                 spec = replace(self.spec, directory=directory, rejected=plan.rejected)
                 staged = stage(self.spark, self.cluster, spec, plan.range)
             self.faults("staged")
-            turns = None
+            update = None
             with watch.phase("route"):
                 if start is not None:
-                    turns = self._begin(plan, start, staged, label, directory)
-                walk = self.router.walk(staged, plan.batch_time_ms, directory, turns, plan.lookups)
+                    update = self._begin(plan, start, staged, label, directory)
+                walk = self.router.walk(staged, plan.batch_time_ms, directory, update, plan.lookups)
             batch = Batch(plan.range, plan.batch_time_ms, label)
             first = next((name for name in targets if self._takes_main(name)), None)
             if walk.is_observed and first is not None:
@@ -273,7 +263,7 @@ class Workshop:
             with watch.phase("route"):
                 routed = walk.settle(have_run=bool(prepared))
             self.faults("routed")
-            version = self._remember(plan, turns, watch)
+            version = self._publish(plan, update, watch)
             for name in targets:
                 if name not in prepared:
                     stream = self._stream_for(name, routed)
@@ -284,12 +274,20 @@ class Workshop:
             with watch.phase("aside"):
                 self._set_aside(plan, routed, directory)
             self.faults("aside-written")
-            made = Made(
-                plan, staged.intake, routed.routes, turns.counts if turns else {}, version, routed.digests
+            made = replace(
+                self._made(plan.range, plan.batch_time_ms),
+                intake=staged.intake,
+                routes=routed.routes,
+                watermark_ms=plan.watermark_ms,
+                state=STATELESS if version is None else version.number,
+                lookups=plan.lookups,
+                taps=update.counts if update else {},
+                digests=routed.digests,
+                rejected=plan.rejected,
             )
             for name in targets:
                 with watch.phase("commit"):
-                    self._commit(name, prepared.pop(name), made, counts[name])
+                    self._commit(prepared.pop(name), self._entry_of(name, replace(made, rows=counts[name])))
                 self.faults(f"committed:{name}")
         except BaseException:
             _discard(prepared.values())
@@ -298,54 +296,56 @@ class Workshop:
             self.home.remove_stage(label)
         self._forget(watch)
         self.aside.merge(self._entries())
-        return BatchResult(
+        return BatchDone(
+            plan.range,
+            plan.batch_time_ms,
             staged.intake,
             routed.routes,
             routed.warned,
             counts,
             watch.times_ms,
-            made.turns,
-            version,
-            plan.rejected,
+            turns=made.taps,
+            state=None if version is None else StateNow.of(version),
+            rejected=plan.rejected,
         )
 
-    def _begin(self, plan: Plan, start: Version, staged: Staged, label: str, directory: str) -> Round:
-        assert self.memory is not None
+    def _begin(self, plan: Plan, start: Version, staged: Staged, label: str, directory: str) -> StateUpdate:
+        assert self.state is not None
         assert plan.batch_time_ms is not None
         entries = [entry for name in plan.targets if (entry := self.ledgers[name]) is not None]
         positions = shared_positions(entries).moved(plan.range)
-        return self.memory.begin(
+        return self.state.begin(
             start,
             staged,
             batch_time_ms=plan.batch_time_ms,
             positions=positions,
-            known=read_places(self.definition.source, positions),
+            known=read_places(self.deployed.definition.source, positions),
             label=label,
             scratch=directory,
         )
 
-    def _remember(self, plan: Plan, turns: Round | None, watch: Stopwatch) -> Version | None:
-        """Make the version that the turns have given durable, before any sink prepares."""
-        if turns is None or self.memory is None:
+    def _publish(self, plan: Plan, update: StateUpdate | None, watch: Stopwatch) -> Version | None:
+        """Make the version that the steps have given durable, before any sink prepares."""
+        if update is None or self.state is None:
             return None
         self.faults("state-written")
         with watch.phase("state"):
-            version = self.memory.publish(turns.version, is_catch_up=plan.is_catch_up)
+            version = self.state.publish(update.version, is_catch_up=plan.is_catch_up)
         self.faults("state-published")
         return version
 
     def _set_aside(self, plan: Plan, routed: Routed, scratch: str) -> None:
         """Write down which rows left the chain, before any sink has the batch."""
-        rows = collect_rows(routed.aside, self.definition.source.topics, plan.range, scratch)
-        self.aside.write(plan.range, self.fingerprint, rows, self._entries())
+        rows = collect_rows(routed.aside, self.deployed.definition.source.topics, plan.range, scratch)
+        self.aside.write(plan.range, self.deployed.fingerprint, rows, self._entries())
 
     def _entries(self) -> list[Entry]:
         return [entry for entry in self.ledgers.values() if entry is not None]
 
     def _forget(self, watch: Stopwatch) -> None:
-        if self.memory is not None:
+        if self.state is not None:
             with watch.phase("state"):
-                self.memory.forget(entry for entry in self.ledgers.values() if entry is not None)
+                self.state.forget(self._entries())
 
     def _takes_main(self, name: str) -> bool:
         return name != DEAD_LETTER_NAME and self._rows_of(name) == MAIN
@@ -359,7 +359,7 @@ class Workshop:
         from pyspark.errors import PySparkException
 
         # Decoders give texts only; a step may make a string of any bytes, which files would keep and JSON would mend.
-        checked = with_checked_text(rows) if self.definition.steps else rows
+        checked = with_checked_text(rows) if self.deployed.definition.steps else rows
         with watch.phase("prepare"):
             try:
                 prepared[name] = self.sinks[name].prepare(batch, checked)
@@ -377,28 +377,14 @@ class Workshop:
                 f"the batch {batch} was planned for sink {name!r}, which has it already; please report this"
             )
 
-    def _commit(self, name: str, prepared: Prepared, made: Made, rows: int) -> None:
-        plan = made.plan
-        assert plan.batch_time_ms is not None
-        entry = replace(
-            self._entry(name, plan.range, plan.batch_time_ms),
-            intake=made.intake,
-            routes=made.routes,
-            rows=rows,
-            watermark_ms=plan.watermark_ms,
-            state=STATELESS if made.version is None else made.version.number,
-            lookups=plan.lookups,
-            taps=made.turns,
-            digests=made.digests,
-            rejected=plan.rejected,
-        )
+    def _commit(self, prepared: Prepared, entry: Entry) -> None:
         try:
             prepared.commit(entry)
         except BaseException:
             # Whether it is in or not, only the sink's ledger knows; what was not committed goes.
             _discard([prepared])
             raise
-        self.ledgers[name] = entry
+        self.ledgers[entry.sink] = entry
 
     def _balance_sinks(self, prepared: Mapping[str, Prepared], routed: Routed) -> None:
         """What sinks have written aside is what the routes counted."""
@@ -410,18 +396,6 @@ class Workshop:
                     f"{'none' if each.digest is None else f'{each.digest:016x}'} and {tally.digest:016x}). Nothing "
                     "was committed; please report this"
                 )
-
-
-@dataclass(frozen=True)
-class Made:
-    """A batch that is ready to be committed."""
-
-    plan: Plan
-    intake: Intake
-    routes: Routes
-    turns: Mapping[str, Mapping[str, int]]
-    version: Version | None
-    digests: Mapping[str, str]
 
 
 def _discard(prepared: Iterable[Prepared]) -> None:

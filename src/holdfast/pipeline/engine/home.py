@@ -127,7 +127,7 @@ class Home:
             document = json.loads(read_named(os.path.join(self.path, "definition.json")))
         except (FileNotFoundError, ValueError):
             return None
-        return document if isinstance(document, dict) else None
+        return document if isinstance(document, dict) and "source" in document else None
 
     # -------------------------------------------------------------------- the stage
 

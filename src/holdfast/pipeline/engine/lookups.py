@@ -38,8 +38,14 @@ class Lookups:
         table = from_arrow_schema(Table(step, self._directory).schema())
         lookups.check_rows(step, rows, table)
         self._added[step.name] = added = lookups.added_columns(step, self._directory)
-        flag = [] if step.missing == "null" else [StructField(lookups.found_column(step), BooleanType())]
-        return StructType([*rows.fields, *added.fields, *flag])
+        flags = [StructField(name, BooleanType()) for name in self.flags(step)]
+        return StructType([*rows.fields, *added.fields, *flags])
+
+    def flags(self, step: Lookup) -> tuple[str, ...]:
+        """The column that the step's rule looks at, if it has one."""
+        from holdfast.pipeline.state.lookups import found_column
+
+        return () if step.missing == "null" else (found_column(step),)
 
     def join(self, frame: DataFrame, step: Lookup, version: str) -> DataFrame:
         """The rows with the table's columns of this version."""

@@ -59,8 +59,6 @@ class StateNow:
 
 @dataclass(frozen=True)
 class BatchDone:
-    number: int
-    """Counts this run's batches from 1."""
     range: BatchRange
     batch_time_ms: int
     intake: Intake
@@ -69,25 +67,20 @@ class BatchDone:
     """Rows that broke a `warn` rule, by rule."""
     rows_by_sink: Mapping[str, int]
     """For the sinks this batch went to; more than these when one of them was behind."""
-    duration_ms: int
-    times_ms: Mapping[str, int]
+    times_ms: Mapping[str, int] = field(default_factory=dict)
     """By phase: plan, stage, route, prepare, aside, commit."""
-    lag: int
+    number: int = 0
+    """Counts this run's batches from 1."""
+    duration_ms: int = 0
+    lag: int = 0
     turns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By step with a memory, what it counted: `taken`, `late`, `rows`, `closed`…"""
+    """By step with a state, what it counted: `taken`, `late`, `rows`, `closed`…"""
     state: StateNow | None = None
     rejected: tuple[Rejected, ...] = ()
     """Records that are dead letters because a sink does not take a row made of them."""
 
     def as_json(self) -> dict[str, Any]:
-        memory = (
-            {}
-            if self.state is None
-            else {
-                "turns": {name: dict(counts) for name, counts in self.turns.items()},
-                "state": self.state.as_json(),
-            }
-        )
+        turns = {name: dict(counts) for name, counts in self.turns.items()}
         return {
             "event": "batch",
             "number": self.number,
@@ -100,7 +93,7 @@ class BatchDone:
             "duration_ms": self.duration_ms,
             "times_ms": dict(self.times_ms),
             "lag": self.lag,
-            **memory,
+            **({} if self.state is None else {"turns": turns, "state": self.state.as_json()}),
             **({"rejected": [list(each) for each in self.rejected]} if self.rejected else {}),
         }
 

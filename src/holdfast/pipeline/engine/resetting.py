@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.pipeline.changes.classifying import without_sinks
 from holdfast.pipeline.core.failures import DefinitionWrong
-from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import PipelineDefinition
-from holdfast.pipeline.definition.naming import client_settings, home_of
-from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.engine.aside import forget_aside
+from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.home import Home
-from holdfast.pipeline.engine.known_sinks import KnownSinks
-from holdfast.pipeline.engine.planning import Ledgers, Log, openings
-from holdfast.pipeline.engine.running import build_sinks, own_topics
-from holdfast.pipeline.engine.source_view import SourceView
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.engine.planning import openings
 from holdfast.pipeline.positions import Place, Positions
-from holdfast.pipeline.sinks.base import Sink, SinkContext
+from holdfast.pipeline.sinks.base import Sink
 
 
 @dataclass(frozen=True)
@@ -89,18 +82,16 @@ def plan_reset(
     """Look at the ledgers and the source; nothing is changed."""
     from holdfast.reader.cluster import Cluster
 
-    expanded, _ = expand_definition(definition)
-    settings = client_settings(expanded, bootstrap)
-    with Cluster(settings) as cluster:
-        source = SourceView(cluster, expanded.source, own_topics(expanded))
+    deployed = Deployment.of(definition, bootstrap)
+    with Cluster(deployed.settings) as cluster:
+        source = deployed.source(cluster)
         logs = source.look({})
-        with _opened(expanded, settings) as opened:
+        with deployed.sinks() as opened:
             chosen = _chosen(opened, sinks)
             ledgers = {name: sink.last_entry() for name, sink in opened.items()}
-        after: dict[str, Entry | None] = {
-            name: None if name in chosen else entry for name, entry in ledgers.items()
-        }
-        starts = _starts(after, source, logs)
+        after = {name: None if name in chosen else entry for name, entry in ledgers.items()}
+        is_new = all(entry is None for entry in after.values())
+        starts = openings(after, logs, source.beginning(logs) if is_new else {})
     return ResetPlan(
         definition,
         bootstrap,
@@ -114,13 +105,12 @@ def plan_reset(
 
 def perform_reset(plan: ResetPlan) -> None:
     """Forget the ledgers. A copy that runs keeps its home locked, and this is refused."""
-    expanded, _ = expand_definition(plan.definition)
-    settings = client_settings(expanded, plan.bootstrap)
+    deployed = Deployment.of(plan.definition, plan.bootstrap)
     names = {sink.name for sink in plan.sinks}
-    with Home(home_of(expanded), expanded.name) as home, _opened(expanded, settings) as opened:
+    with deployed.home() as home, deployed.sinks() as opened:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(home.path, "plan.json"))
-        known = KnownSinks(home, canonical(plan.definition))
+        known = deployed.known_sinks()
         ledgers = {name: sink.last_entry() for name, sink in opened.items()}
         for name in names:
             if ledgers[name] is not None:
@@ -128,7 +118,7 @@ def perform_reset(plan: ResetPlan) -> None:
                 ledgers[name] = None
             known.begin_anew(name, ledgers)
         _forget_definition(home, names, opened)
-        home.log({"event": "reset", "pipeline": expanded.name, "sinks": sorted(names)})
+        home.log({"event": "reset", "pipeline": plan.definition.name, "sinks": sorted(names)})
 
 
 def _forget_definition(home: Home, names: set[str], opened: Mapping[str, Sink]) -> None:
@@ -141,25 +131,8 @@ def _forget_definition(home: Home, names: set[str], opened: Mapping[str, Sink]) 
         home.note_definition(without_sinks(kept, names))
 
 
-def _starts(after: Ledgers, source: SourceView, logs: Mapping[Place, Log]) -> dict[str, Positions]:
-    is_new = all(entry is None for entry in after.values())
-    return openings(after, logs, source.beginning(logs) if is_new else {})
-
-
 def _chosen(opened: Mapping[str, Sink], sinks: Sequence[str] | None) -> set[str]:
     for name in sinks or ():
         if name not in opened:
             raise DefinitionWrong(f"there is no sink {name!r}; there are {', '.join(opened)}")
     return set(opened) if sinks is None else set(sinks)
-
-
-@contextlib.contextmanager
-def _opened(definition: PipelineDefinition, settings: Mapping[str, str]) -> Iterator[dict[str, Sink]]:
-    """All sinks, open for their ledgers only."""
-    context = SinkContext(definition.name, home_of(definition), settings, uuid.uuid4().hex[:12])
-    sinks = build_sinks(definition)
-    with contextlib.ExitStack() as stack:
-        for sink in sinks.values():
-            stack.callback(sink.close)
-            sink.open(context, None)
-        yield sinks

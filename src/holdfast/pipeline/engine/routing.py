@@ -10,9 +10,9 @@ time and value, so that a rule after any step can still send the whole record to
   name. More rows than given are an error, unless the step expands: then rows of one record are numbered in `_hf.index`
   by their content, the same on every replay.
 - What costs much to compute twice (Python, joins, numbering) is written down in the stage before it is read.
-- A step with a memory takes its turn where it stands (`engine.stateful`). Of deduplication the rows that go on, the
-  duplicates and the late ones are routes. Taps let every row go on: what they took and what was late for them is
-  compared with what reached them, and is no route; their own rows are streams beside `main`, which sinks ask for.
+- A step with a state runs where it stands (`engine.stateful`). Of deduplication the rows that go on, the duplicates and
+  the late ones are routes. Taps let every row go on: what they took and what was late for them is compared with what
+  reached them, and is no route; their own rows are side outputs beside `main`, which sinks ask for.
 
 No route is a difference of numbers: `balance` adds all of them up and compares with what the reader counted.
 """
@@ -23,53 +23,55 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
+from holdfast.pipeline.aside import DUPLICATE, FILTERED, LATE
 from holdfast.pipeline.core.failures import DefinitionWrong, StepError, Unbalanced, spark_message
 from holdfast.pipeline.core.inspection import Shape, inspect, quiet_spark, run_query
 from holdfast.pipeline.core.sql import LINEAGE, quoted
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
+from holdfast.pipeline.definition.streams import has_memory
 from holdfast.pipeline.digest import MASK, Tally, place_hash
-from holdfast.pipeline.engine.aside import Gathering, gather, route_digests
-from holdfast.pipeline.engine.counting import count_links
+from holdfast.pipeline.engine.aside import Gathering, route_digests
 from holdfast.pipeline.engine.lookups import Lookups
-from holdfast.pipeline.engine.python_steps import apply_python
-from holdfast.pipeline.engine.staging import REJECTED_BY, Staged, file_schema, stage_schema
-from holdfast.pipeline.engine.walking import (
+from holdfast.pipeline.engine.operators import (
     ALIVE,
     DEAD_DDL,
-    DUPLICATE,
+    DEAD_LETTER,
     KEPT_RESERVED,
-    LATE,
     PARSE,
     WIDE,
+    BatchOperator,
     Counted,
-    Link,
+    LookupJoin,
     Rule,
+    Rules,
+    Stateful,
+    Transformation,
     condition_of,
+    count_operators,
     dead_letter,
-    flag_of_lookup,
-    is_quarantine,
+    gather,
     is_warning,
     narrow,
     observed,
     parts,
-    quarantined,
     tagged,
     transform,
     wide_with_event,
 )
+from holdfast.pipeline.engine.python_steps import apply_python
+from holdfast.pipeline.engine.staging import REJECTED_BY, Staged, file_schema, stage_schema
 from holdfast.pipeline.ledger import Intake, Routes
-from holdfast.pipeline.state.building import operator_of, remembers
-from holdfast.pipeline.state.operator import DUPLICATES, Operator
+from holdfast.pipeline.state.operator import DUPLICATES, StatefulOperator, operator_of
 from holdfast.pipeline.state.operator import LATE as LATE_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from holdfast.pipeline.engine.stateful import Round
+    from holdfast.pipeline.engine.stateful import StateUpdate
 
 MAIN: Final = ""
 """The name of the stream of rows at the end of the steps."""
@@ -200,8 +202,8 @@ class Router:
         self._lookups = lookups or Lookups(definition)
         self._file_schema = file_schema(definition.source)
         self._shapes: dict[str, Shape] = {}
-        self.operators: dict[str, Operator] = {}
-        """The steps with a memory, by name."""
+        self.operators: dict[str, StatefulOperator] = {}
+        """The steps with a state, by name."""
         self._schemas: dict[str, StructType] = {}
         self.input_schema = stage_schema(definition.source)
         _check_event_time(definition, self.input_schema)
@@ -226,11 +228,11 @@ class Router:
         for step in definition.steps:
             if isinstance(step, Expect | Filter):
                 _check_rule(spark, schema, step)
-            elif remembers(step):
+            elif has_memory(step):
                 self._add_operator(step, schema)
             elif isinstance(step, Lookup):
                 schema = self._lookups.schema_after(schema, step)
-                schema = spark.createDataFrame([], schema).drop(*flag_of_lookup(step)).schema
+                schema = spark.createDataFrame([], schema).drop(*self._lookups.flags(step)).schema
             else:
                 assert isinstance(step, Sql | Python)
                 if step.expand:
@@ -278,30 +280,31 @@ class Router:
         staged: Staged,
         batch_time_ms: int,
         scratch: str,
-        turns: Round | None = None,
+        update: StateUpdate | None = None,
         lookups: Mapping[str, str] | None = None,
-    ) -> Walk:
+    ) -> MicroBatch:
         """The staged rows on their way through the steps. `scratch` is for what is written down on the way.
 
-        Steps with a memory take their `turns` now; `lookups` are the versions of the tables.
+        Steps with a state run now, for the `update` of it; `lookups` are the versions of the tables.
         """
         if not staged.intake.records:
             rows, alive = self.empty_dead, self._spark.createDataFrame([], self.input_schema)
             if not self.operators:
-                return Walk(self, staged, rows, self.empty_main, ())
+                return MicroBatch(self, staged, rows, self.empty_main, ())
         else:
             rows = self._spark.read.schema(self._file_schema).parquet(*staged.files)
             if staged.intake.records <= ROWS_FOR_ONE_TASK:
                 rows = rows.coalesce(1)  # nothing is shuffled then, and counting costs half
-            alive = self._step_input(rows, batch_time_ms, turns)
+            alive = self._step_input(rows, batch_time_ms, update)
         noted = self._definition.source.topics if staged.intake.records <= ROWS_NOTED_MAX else ()
-        links = tuple(self._links(alive, scratch, turns, lookups or {}, noted))
-        return Walk(self, staged, rows, narrow(links[-1].alive if links else alive), links, turns)
+        operators = tuple(self._operators(alive, scratch, update, lookups or {}, noted))
+        main = narrow(operators[-1].alive if operators else alive)
+        return MicroBatch(self, staged, rows, main, operators, update)
 
-    def _step_input(self, rows: DataFrame, batch_time_ms: int, turns: Round | None) -> DataFrame:
+    def _step_input(self, rows: DataFrame, batch_time_ms: int, update: StateUpdate | None) -> DataFrame:
         lineage = WIDE
-        if turns is not None:
-            lineage = wide_with_event(turns.floors_ms, turns.memory.clock.delay_ms)
+        if update is not None:
+            lineage = wide_with_event(update.floors_ms, update.state.clock.delay_ms)
         elif self._definition.source.event_time is not None:
             lineage = wide_with_event((), 0)
         return rows.where("_error IS NULL").selectExpr(
@@ -314,49 +317,49 @@ class Router:
             *map(quoted, self._input_columns),
         )
 
-    def _links(
+    def _operators(
         self,
         alive: DataFrame,
         scratch: str,
-        turns: Round | None,
+        update: StateUpdate | None,
         lookups: Mapping[str, str],
         noted: Sequence[str],
-    ) -> Iterator[Link]:
-        """The parts of the walk, each over what the one before leaves."""
-        is_expanded = False
+    ) -> Iterator[BatchOperator]:
+        """The parts of the way, each over what the one before leaves."""
+        is_first = True
         flags: tuple[str, ...] = ()
         for number, part in enumerate(parts(self._definition.steps)):
+            operator: BatchOperator
             if isinstance(part, tuple):
-                link = Link(alive, tagged(alive, part), not is_expanded, rules=part, flags=flags)
+                operator = Rules(alive, tagged(alive, part), is_first, part, flags)
                 flags = ()
                 if self._observes:
-                    link.frame, link.observation = observed(link.frame, part, noted)
+                    operator.frame, operator.observation = observed(operator.frame, part, noted)
             elif part.name in self.operators:
-                assert turns is not None, "a step with a memory walks without it"
-                operator = self.operators[part.name]
-                turn = turns.take(operator, alive)
-                after = alive if operator.is_tap else turn.rows
-                link = Link(alive, after, not is_expanded, step=part, turn=turn, is_tap=operator.is_tap)
+                assert update is not None, "a step with a state runs without it"
+                step = self.operators[part.name]
+                result = update.run(step, alive)
+                after = alive if step.is_tap else result.rows
+                operator = Stateful(alive, after, is_first, part, result, step.is_tap)
             elif isinstance(part, Lookup):
                 after = self._lookups.join(alive, part, lookups[part.name])
-                flags = flag_of_lookup(part)
-                # The keys of a pinned table are unique; whatever follows would not add up else.
-                link = Link(alive, after, not is_expanded, step=part)
+                operator = LookupJoin(alive, after, is_first)
+                flags = self._lookups.flags(part)
             else:
-                link = self._transformed(alive, cast("Sql | Python", part), is_expanded, number, scratch)
-                is_expanded = is_expanded or link.expands
-            alive = link.alive
-            yield link
+                assert isinstance(part, Sql | Python)
+                is_first = is_first and not part.expand
+                operator = self._transformed(alive, part, is_first, os.path.join(scratch, f"step-{number}"))
+            alive = operator.alive
+            yield operator
 
     def _transformed(
-        self, alive: DataFrame, step: Sql | Python, is_expanded: bool, number: int, scratch: str
-    ) -> Link:
+        self, alive: DataFrame, step: Sql | Python, is_first: bool, scratch: str
+    ) -> Transformation:
         shape = self._shapes[step.name]
         after = transform(self._spark, alive, step, self._definition.directory)
         if step.expand or not shape.is_cheap:
-            after = self._written_down(after, os.path.join(scratch, f"step-{number}"))
-        keeps = shape.keeps_every_row and not step.expand
-        return Link(alive, after, not (is_expanded or step.expand), step=step, keeps_every_row=keeps)
+            after = self._written_down(after, scratch)
+        return Transformation(alive, after, is_first, step, shape.keeps_every_row and not step.expand)
 
     def _written_down(self, frame: DataFrame, directory: str) -> DataFrame:
         frame.write.option("compression", "none").parquet(directory)
@@ -364,8 +367,8 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The rows of one batch between stage and sinks."""
+class MicroBatch:
+    """The rows of one micro-batch between stage and sinks."""
 
     router: Router
     staged: Staged
@@ -373,82 +376,67 @@ class Walk:
     """As staged."""
     main: DataFrame
     """The rows that go to the sinks."""
-    links: tuple[Link, ...]
-    turns: Round | None = None
+    operators: tuple[BatchOperator, ...]
+    update: StateUpdate | None = None
 
     @property
     def is_observed(self) -> bool:
         """It is counted by whatever job passes over `main` first."""
-        return any(link.observation is not None for link in self.links)
+        return any(isinstance(each, Rules) and each.observation is not None for each in self.operators)
 
     def settle(self, *, have_run: bool = False) -> Routed:
         """Count every route and balance them with the intake. `have_run`: a job has passed over `main`."""
         decoded = Counted(self.staged.decoded, self.staged.decoded)
-        count_links(self.links, decoded, have_run=have_run)
-        end = self.links[-1].counts[ALIVE] if self.links else decoded
+        count_operators(self.operators, decoded, have_run=have_run)
+        end = self.operators[-1].counts[ALIVE] if self.operators else decoded
         routes, dead_tally = self._routes(end)
-        aside = gather(self.links)
+        aside = gather(self.operators)
         return Routed(
-            streams={MAIN: Stream(self.main, end.tally), **self._beside()},
+            streams={MAIN: Stream(self.main, end.tally), **self._side_outputs()},
             dead=Stream(self._dead_letters(), dead_tally),
             routes=routes,
-            warned={name: count for link in self.links for name, count in link.warned.items()},
+            warned={name: count for each in self.operators for name, count in each.warned.items()},
             aside=tuple(aside),
             digests=route_digests(aside, end.tally, dead_tally),
         )
 
-    def _beside(self) -> dict[str, Stream]:
-        """The rows that steps with a memory made or set aside."""
+    def _side_outputs(self) -> dict[str, Stream]:
+        """The rows that steps with a state made or set aside."""
         found: dict[str, Stream] = {}
-        for link in self.links:
-            if link.turn is None or link.step is None or self.turns is None:
+        for operator in self.operators:
+            if not isinstance(operator, Stateful) or self.update is None:
                 continue
-            name, turn = link.step.name, link.turn
-            if link.is_tap:
-                # All rows of a turn have one place: the number of the version it helps to make.
-                digest = turn.row_count * place_hash(name, 0, self.turns.moment.number) & MASK
-                found[name] = Stream(turn.rows, Tally(turn.row_count, digest))
-            for stream, tally in ((LATE_ROWS, turn.late), (DUPLICATES, turn.duplicate)):
-                if stream in turn.streams:
-                    found[f"{name}.{stream}"] = Stream(narrow(turn.streams[stream]), tally)
+            name, result = operator.step.name, operator.result
+            if operator.is_tap:
+                # All of these rows have one place: the number of the version that the batch makes.
+                digest = result.row_count * place_hash(name, 0, self.update.number) & MASK
+                found[name] = Stream(result.rows, Tally(result.row_count, digest))
+            for stream, tally in ((LATE_ROWS, result.late), (DUPLICATES, result.duplicate)):
+                if stream in result.streams:
+                    found[f"{name}.{stream}"] = Stream(narrow(result.streams[stream]), tally)
         return found
 
     def _routes(self, end: Counted) -> tuple[Routes, Tally]:
         staged = self.staged
-        dead: dict[str, int] = {}
-        filtered: dict[str, int] = {}
-        set_aside = {DUPLICATE: 0, LATE: 0}
         dead_tally = staged.undecoded
         firsts = staged.undecoded + end.firsts
+        rows: dict[str, dict[str, int]] = {DEAD_LETTER: {}, FILTERED: {}, DUPLICATE: {}, LATE: {}}
         unparsed = staged.undecoded.rows - sum(staged.rejected.values())
         if unparsed:
-            dead[PARSE] = unparsed
-        dead |= {f"{REJECTED_BY}{sink}": count for sink, count in staged.rejected.items()}
-        for link in self.links:
-            if link.turn is not None:
-                for route in (DUPLICATE, LATE):
-                    if route in link.counts:
-                        set_aside[route] += link.counts[route].tally.rows
-                        firsts += link.counts[route].firsts
-            elif link.step is not None and 1 in link.counts:
-                filtered[link.step.name] = link.counts[1].tally.rows
-                firsts += link.counts[1].firsts
-            for number, rule in link.turned_away:
-                if number in link.counts:
-                    counted = link.counts[number]
-                    firsts += counted.firsts
-                    if is_quarantine(rule):
-                        dead[rule.name] = counted.tally.rows
-                        dead_tally += counted.tally
-                    else:
-                        filtered[rule.name] = counted.tally.rows
+            rows[DEAD_LETTER][PARSE] = unparsed
+        rows[DEAD_LETTER] |= {f"{REJECTED_BY}{sink}": count for sink, count in staged.rejected.items()}
+        for each in (leaving for operator in self.operators for leaving in operator.leaving()):
+            firsts += each.counted.firsts
+            rows[each.route][each.step] = each.counted.tally.rows
+            if each.route == DEAD_LETTER:
+                dead_tally += each.counted.tally
         balance(staged.intake, firsts)
         routes = Routes(
             main=end.tally.rows,
-            dead_letter=dead,
-            filtered=filtered,
-            duplicate=set_aside[DUPLICATE],
-            late=set_aside[LATE],
+            dead_letter=rows[DEAD_LETTER],
+            filtered=rows[FILTERED],
+            duplicate=sum(rows[DUPLICATE].values()),
+            late=sum(rows[LATE].values()),
         )
         return routes, dead_tally
 
@@ -459,14 +447,8 @@ class Walk:
             frames.append(
                 dead_letter(undecoded.selectExpr(f"{WIDE} AS {LINEAGE}", f"{UNDECODED} AS _reason", "_error"))
             )
-        for link in self.links:
-            chosen = [
-                (number, rule)
-                for number, rule in link.turned_away
-                if isinstance(rule, Expect) and is_quarantine(rule) and number in link.counts
-            ]
-            if chosen:
-                frames.append(quarantined(link.frame, chosen))
+        rules = [operator for operator in self.operators if isinstance(operator, Rules)]
+        frames += [letters for each in rules if (letters := each.dead_letters()) is not None]
         if not frames:
             return self.router.empty_dead
         return reduce(lambda one, other: one.unionAll(other), frames)

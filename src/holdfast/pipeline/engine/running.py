@@ -14,28 +14,23 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import HoldfastError
 from holdfast.pipeline.changes.classifying import Facts, refuse_unsafe
 from holdfast.pipeline.cluster.places import is_remote, master_of, require_places
 from holdfast.pipeline.cluster.probing import probe
 from holdfast.pipeline.core.failures import DefinitionWrong
-from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import (
-    DEAD_LETTER_NAME,
-    client_settings,
-    dead_letter_of,
-    home_of,
     monitoring_group,
 )
-from holdfast.pipeline.definition.secrets import Redactor, expand_definition
+from holdfast.pipeline.definition.secrets import Redactor
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.engine.batches import BatchResult, Workshop
+from holdfast.pipeline.engine.batches import Workshop
+from holdfast.pipeline.engine.deployment import Build, Deployment, build_sinks, explained
 from holdfast.pipeline.engine.failures import explain_failure, is_transient
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
@@ -50,7 +45,6 @@ from holdfast.pipeline.engine.progress import (
     Progress,
     Retrying,
     Started,
-    StateNow,
     Stopping,
     Summary,
     Waiting,
@@ -62,11 +56,11 @@ from holdfast.pipeline.engine.progress import (
 from holdfast.pipeline.engine.routing import Router
 from holdfast.pipeline.engine.source_view import SourceView, ends_of
 from holdfast.pipeline.engine.staging import stage_spec, warm_up
-from holdfast.pipeline.engine.stateful import Growth, Memory
+from holdfast.pipeline.engine.stateful import Growth, PipelineState
 from holdfast.pipeline.ledger import Entry, lowest
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.session import refuse_session
-from holdfast.pipeline.sinks.base import Sink, SinkContext
+from holdfast.pipeline.sinks.base import Sink
 from holdfast.pipeline.state.store import state_path
 from holdfast.pipeline.state.watermarks import Watermarks
 
@@ -112,7 +106,7 @@ def run_pipeline(
     signals: bool = True,
     faults: Faults = no_faults,
     stop: Stop | None = None,
-    build: Callable[[PipelineDefinition], dict[str, Sink]] | None = None,
+    build: Build | None = None,
     bounds: Bounds | None = None,
     accept_loss: Collection[str] = (),
 ) -> Summary:
@@ -122,47 +116,30 @@ def run_pipeline(
     `accept_loss` names sinks that go on where the others stand if they have lost what they had.
     Whatever goes wrong is raised as a `HoldfastError` whose text says what to do and holds no secret.
     """
-    redactor = Redactor()
-    try:
-        expanded, redactor = expand_definition(definition)
-        stop = stop or Stop()
+    with explained(Redactor()):
+        deployed = Deployment.of(definition, bootstrap)
+    expanded, stop = deployed.definition, stop or Stop()
+    with explained(deployed.redactor):
         master = master_of(expanded, master)
         require_places(expanded, master, shared_filesystem=shared_filesystem)
         with (
-            Home(home_of(expanded), expanded.name) as home,
-            may_take_over(home, canonical(definition)),
+            deployed.home() as home,
+            may_take_over(home, deployed.canonical),
             open_session(expanded, home, master, spark, progress) as session,
             handled_signals(stop, progress, signals),
         ):
-            settings = client_settings(expanded, bootstrap)
-            sinks = (build or build_sinks)(expanded)
             loop = Loop(
-                expanded,
-                fingerprint(definition),
-                canonical(definition),
-                settings,
+                deployed,
                 home,
                 session,
-                sinks,
-                faults,
+                (build or build_sinks)(expanded),
                 stop,
                 progress,
-                redactor,
-                bounds,
-                frozenset(accept_loss),
+                faults=faults,
+                bounds=bounds,
+                accept_loss=frozenset(accept_loss),
             )
             return loop.run(_interval_ms(expanded, once))
-    except Exception as error:
-        explained = redacted(explain_failure(error), redactor)
-        if explained is error:
-            raise
-        raise explained from error
-
-
-def redacted(error: HoldfastError, redactor: Redactor) -> HoldfastError:
-    """The same error without any secret in its text."""
-    error.args = tuple(redactor.redact(part) if isinstance(part, str) else part for part in error.args)
-    return error
 
 
 def _interval_ms(definition: PipelineDefinition, once: bool | None) -> int | None:
@@ -253,24 +230,23 @@ def handled_signals(stop: Stop, progress: Progress | None, wanted: bool = True) 
 class Loop:
     """One run."""
 
-    definition: PipelineDefinition
-    """With its secrets."""
-    fingerprint: str
-    canonical: Mapping[str, Any]
-    """The definition as it is kept and compared, secrets as references."""
-    settings: Mapping[str, str]
+    deployed: Deployment
     home: Home
     spark: SparkSession
     sinks: dict[str, Sink]
     """By name, the dead letter first."""
-    faults: Faults
     stop: Stop
     progress: Progress | None
-    redactor: Redactor
-    bounds: Bounds | None = None
-    accept_loss: frozenset[str] = frozenset()
+    faults: Faults = field(default=no_faults, kw_only=True)
+    bounds: Bounds | None = field(default=None, kw_only=True)
+    accept_loss: frozenset[str] = field(default=frozenset(), kw_only=True)
     summary: Summary = field(init=False)
-    growth: Growth = field(default_factory=Growth)
+    growth: Growth = field(default_factory=Growth, init=False)
+
+    @property
+    def definition(self) -> PipelineDefinition:
+        """With its secrets."""
+        return self.deployed.definition
 
     def run(self, interval_ms: int | None) -> Summary:
         from holdfast.reader.cluster import Cluster
@@ -278,11 +254,11 @@ class Loop:
         started = time.monotonic()
         self.summary = Summary(self.definition.name)
         try:
-            with Cluster(self.settings) as cluster, contextlib.ExitStack() as opened:
-                source = SourceView(cluster, self.definition.source, own_topics(self.definition))
+            with Cluster(self.deployed.settings) as cluster, contextlib.ExitStack() as opened:
+                source = self.deployed.source(cluster)
                 source.look({})  # the source is there before anything is created in a sink
                 self._refuse_unsafe(source)
-                spec = stage_spec(self.definition, self.settings)
+                spec = stage_spec(self.definition, self.deployed.settings)
                 warm_up(spec)
                 self.lookups = Lookups(self.definition, self.home.path)
                 router = Router(self.spark, self.definition, self.lookups)
@@ -292,23 +268,24 @@ class Loop:
                 self.workshop = Workshop(
                     self.spark,
                     cluster,
-                    self.definition,
-                    self.fingerprint,
+                    self.deployed,
                     self.home,
                     router,
                     spec,
                     self.sinks,
                     self.known,
-                    self._memory(router),
-                    self.faults,
-                    self.accept_loss,
-                    self.warn,
+                    state=self._state(router),
+                    faults=self.faults,
+                    accepted=self.accept_loss,
+                    warn=self.warn,
                 )
                 self.workshop.read_ledgers()
-                self.noted = self.home.unfinished_plan(self.fingerprint)
+                self.noted = self.home.unfinished_plan(self.deployed.fingerprint)
                 self._repeat(source, interval_ms)
         except Exception as error:
-            self._log({"event": "failed", "error": self.redactor.redact(str(explain_failure(error)))})
+            self._log(
+                {"event": "failed", "error": self.deployed.redactor.redact(str(explain_failure(error)))}
+            )
             raise
         spent = round((time.monotonic() - started) * 1000)
         self.summary = replace(
@@ -318,28 +295,29 @@ class Loop:
         return self.summary
 
     def _monitoring(self) -> Monitoring | None:
-        monitoring = Monitoring(self.settings, monitoring_group(self.definition), self.warn)
+        monitoring = Monitoring(self.deployed.settings, monitoring_group(self.definition), self.warn)
         monitoring.refuse_members()
         return monitoring
 
     def _known(self) -> KnownSinks:
-        return KnownSinks(self.home, self.canonical)
+        return KnownSinks(self.home, self.deployed.canonical)
 
     def _refuse_unsafe(self, source: SourceView) -> None:
         """The definition may take over from the one that made the newest batch: before sinks are opened."""
         kept = self.home.kept_definition()
         if kept is not None:
-            refuse_unsafe(kept, self.canonical, Facts(topics=source.found_by(kept["source"].get("pattern"))))
+            facts = Facts(topics=source.found_by(kept["source"].get("pattern")))
+            refuse_unsafe(kept, self.deployed.canonical, facts)
 
-    def _memory(self, router: Router) -> Memory | None:
+    def _state(self, router: Router) -> PipelineState | None:
         event = self.definition.source.event_time
         if not router.operators or event is None:
             return None
-        return Memory.of(self.spark, state_path(self.home.path), event, self.canonical)
+        return PipelineState.of(self.spark, state_path(self.home.path), event, self.deployed.canonical)
 
     def _open_sinks(self, opened: contextlib.ExitStack) -> None:
-        context = SinkContext(
-            self.definition.name, self.home.path, self.settings, self.home.attempt, self.warn
+        context = replace(
+            self.deployed.sink_context(), home=self.home.path, attempt=self.home.attempt, warn=self.warn
         )
         for sink in self.sinks.values():
             opened.callback(sink.close)
@@ -398,7 +376,7 @@ class Loop:
             beginning = source.beginning(logs) if self.bounds is None else self.bounds.start
         needed = openings(ledgers, logs, beginning)
         for name, positions in needed.items():
-            self.workshop.open_at(name, positions, _now_ms())
+            self.workshop.open_at(name, positions, now_ms())
         if needed:
             self.known.note(self.workshop.ledgers)
 
@@ -418,40 +396,27 @@ class Loop:
         if plan is None:
             return False
         refuse_session(self.spark, is_known=True)
-        start = self.workshop.footing(plan)
-        now_ms = _now_ms() if plan.batch_time_ms is None else plan.batch_time_ms
-        plan = replace(plan, batch_time_ms=now_ms, lookups=self.lookups.pinned(plan.lookups, now_ms))
+        start = self.workshop.version_for(plan)
+        time_ms = now_ms() if plan.batch_time_ms is None else plan.batch_time_ms
+        plan = replace(plan, batch_time_ms=time_ms, lookups=self.lookups.pinned(plan.lookups, time_ms))
         if start is not None:
             plan = replace(plan, watermark_ms=Watermarks.from_json(start.watermark).watermark_ms)
-        result = self.workshop.run(plan, start)
+        done = self.workshop.run(plan, start)
         self.lookups.forget(self._entries().values())
         self.noted = None
-        self._after(plan, result, logs, round((time.monotonic() - began) * 1000))
+        duration_ms = round((time.monotonic() - began) * 1000)
+        number = self.summary.batches + 1
+        self._after(plan, replace(done, number=number, duration_ms=duration_ms, lag=self._lag(logs)))
         return True
 
-    def _after(self, plan: Plan, result: BatchResult, logs: Mapping[Place, Log], duration_ms: int) -> None:
+    def _after(self, plan: Plan, done: BatchDone) -> None:
         positions = {name: entry.positions for name, entry in self._entries().items()}
         if self.monitoring is not None:
             self.monitoring.show(lowest(positions))
         self.faults("monitored")
         self.known.note(self.workshop.ledgers)
-        self.home.note_done(plan, self.fingerprint)
-        self.home.note_definition(self.canonical)
-        done = BatchDone(
-            number=self.summary.batches + 1,
-            range=plan.range,
-            batch_time_ms=plan.batch_time_ms or 0,
-            intake=result.intake,
-            routes=result.routes,
-            warned=result.warned,
-            rows_by_sink=result.rows_by_sink,
-            duration_ms=duration_ms,
-            times_ms=result.times_ms,
-            lag=self._lag(logs),
-            turns=result.turns,
-            state=None if result.version is None else StateNow.of(result.version),
-            rejected=result.rejected,
-        )
+        self.home.note_done(plan, self.deployed.fingerprint)
+        self.home.note_definition(self.deployed.canonical)
         large = self.growth.message(done.state)
         if large is not None:
             self.warn(large)
@@ -462,7 +427,7 @@ class Loop:
 
     def _back_off(self, error: Exception, attempts: int) -> None:
         wait_ms = BACK_OFF_MS[min(attempts, len(BACK_OFF_MS) - 1)]
-        reason = self.redactor.redact(str(error))
+        reason = self.deployed.redactor.redact(str(error))
         self._log({"event": "retry", "reason": reason, "in_ms": wait_ms})
         self._tell(Retrying(reason, wait_ms))
         self.stop.wait(wait_ms)
@@ -484,7 +449,7 @@ class Loop:
         return Limits(source.batch_records, source.batch_bytes, max(1, largest.bytes // largest.records))
 
     def warn(self, message: str) -> None:
-        message = self.redactor.redact(message)
+        message = self.deployed.redactor.redact(message)
         self._log({"event": "warning", "message": message})
         self._tell(Warned(message))
 
@@ -509,30 +474,7 @@ def add_batch(summary: Summary, done: BatchDone) -> Summary:
     )
 
 
-def build_sinks(definition: PipelineDefinition) -> dict[str, Sink]:
-    """By name, the dead letter first; of a definition with its secrets expanded."""
-    from holdfast.pipeline.sinks.building import build_dead_letter, build_sink
-
-    sinks: dict[str, Sink] = {DEAD_LETTER_NAME: build_dead_letter(definition)}
-    for each in definition.sinks:
-        if each.name in sinks:
-            raise DefinitionWrong(
-                f"two sinks have the name {each.name!r}: ledgers are kept by name, so rename one"
-            )
-        sinks[each.name] = build_sink(definition, each)
-    return sinks
-
-
-def own_topics(definition: PipelineDefinition) -> set[str]:
-    """Topics this pipeline writes to."""
-    from holdfast.pipeline.definition.model import KafkaSink
-
-    names = {dead_letter_of(definition).topic}
-    names |= {sink.topic for sink in definition.sinks if isinstance(sink, KafkaSink)}
-    return names
-
-
-def _now_ms() -> int:
+def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 

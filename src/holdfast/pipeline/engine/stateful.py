@@ -1,13 +1,13 @@
-"""The pipeline's memory in a batch: from which version it starts, and the version it makes.
+"""The pipeline's state in a batch: from which version it starts, and the version it makes.
 
 - A batch starts from the version that stands exactly where its sinks stand. Nobody has taken an offset yet: it starts
   from nothing, as version 0, which is never written, or as the last number of a life before. Anything else without a
   version is `StateMissing`: a state is never assumed to be empty.
-- The steps with a memory take their turns in the order of the walk, all from that version; what they give is one new
-  version, numbered one more. It is durable before any sink prepares the batch.
+- The steps with a state run in the order of the definition, all from that version; what they give is one new version,
+  numbered one more. It is durable before any sink prepares the batch.
 - A version is of use only to steps that do what they did when it was made: `StateOutdated` else.
-- A sink that catches up repeats a batch from the version where it stands. The turns give the same rows, and the version
-  that is there already stays.
+- A sink that catches up repeats a batch from the version where it stands. The steps give the same rows, and the
+  version that is there already stays.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from holdfast.pipeline.engine.progress import StateNow
 from holdfast.pipeline.engine.staging import Staged
 from holdfast.pipeline.ledger import STATELESS, Entry
 from holdfast.pipeline.positions import Place, Positions
-from holdfast.pipeline.state.operator import Held, Moment, Operator, Turn
+from holdfast.pipeline.state.operator import OperatorContext, OperatorResult, StatefulOperator
 from holdfast.pipeline.state.store import StateStore, StepState, Version
 from holdfast.pipeline.state.watermarks import Clock, Watermarks, own_watermark_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from holdfast.pipeline.engine.routing import Router
 
 LARGE_BYTES: Final = 1024**3
 """A state of this size is told."""
@@ -40,17 +38,19 @@ FRESH = Version(0, Positions({}))
 
 
 @dataclass
-class Memory:
+class PipelineState:
     """The state of one pipeline while it runs."""
 
     spark: SparkSession
     store: StateStore
     clock: Clock
     marks: Mapping[str, str]
-    """By step with a memory: the fingerprint its state must have."""
+    """By step with a state: the fingerprint that must have."""
 
     @classmethod
-    def of(cls, spark: SparkSession, path: str, event: EventTime, canonical: Mapping[str, Any]) -> Memory:
+    def of(
+        cls, spark: SparkSession, path: str, event: EventTime, canonical: Mapping[str, Any]
+    ) -> PipelineState:
         """`canonical` is the definition's, secrets as references."""
         return cls(spark, StateStore(path), Clock.of(event), state_marks(canonical))
 
@@ -69,7 +69,7 @@ class Memory:
         if len(self.store.versions()) > 1:
             self.store.gc([])
 
-    def footing(self, entries: Mapping[str, Entry]) -> Version:
+    def version_for(self, entries: Mapping[str, Entry]) -> Version:
         """The version from which a batch for these sinks starts; they all stand at the same place."""
         by_state = sorted(entries.items(), key=lambda item: -2 if item[1].state is None else item[1].state)
         sink, entry = by_state[-1]
@@ -123,24 +123,27 @@ class Memory:
         known: Iterable[Place],
         label: str,
         scratch: str,
-    ) -> Round:
-        """The turns of one batch, which ends at `positions`; `known` are the partitions that make the watermark."""
+    ) -> StateUpdate:
+        """For a batch that ends at `positions`; `known` are the partitions that make the watermark."""
         before = Watermarks.from_json(start.watermark)
         after = before.after(self.clock, batch_time_ms, known, staged.greatest_ms)
-        moment = Moment(
-            batch_time_ms=batch_time_ms,
-            watermark_ms=before.watermark_ms,
-            next_watermark_ms=after.watermark_ms,
+        context = OperatorContext(
+            self.spark,
+            self.store,
+            StepState(),
+            batch_time_ms,
+            before.watermark_ms,
+            after.watermark_ms,
             number=start.number + 1,
             scratch=os.path.join(scratch, "turns"),
             label=label,
         )
-        os.makedirs(moment.scratch, exist_ok=True)
+        os.makedirs(context.scratch, exist_ok=True)
         seen_ms = {place: seen.greatest_ms for place, seen in before.places.items()}
         floors_ms = [
             own_watermark_ms(each, before.watermark_ms, self.clock) for each in staged.seen_before_ms(seen_ms)
         ]
-        return Round(self, start, moment, positions, after, floors_ms)
+        return StateUpdate(self, start, context, positions, after, floors_ms)
 
     def publish(self, made: Version, *, is_catch_up: bool) -> Version:
         """Make the version durable; one that stands there already stays when a batch is repeated."""
@@ -162,52 +165,50 @@ class Memory:
 
 
 @dataclass
-class Round:
-    """The turns of one batch."""
+class StateUpdate:
+    """The version that one micro-batch makes of another, step by step."""
 
-    memory: Memory
+    state: PipelineState
     start: Version
-    moment: Moment
+    context: OperatorContext
+    """Of the batch; each step gets it with its own state."""
     positions: Positions
     after: Watermarks
     floors_ms: list[int | None]
     """By piece of the stage: the least own watermark that a row of it can have."""
-    turns: dict[str, Turn] = field(default_factory=dict)
+    results: dict[str, OperatorResult] = field(default_factory=dict)
 
-    def take(self, operator: Operator, rows: DataFrame) -> Turn:
-        """Let one step take its turn."""
+    @property
+    def number(self) -> int:
+        return self.context.number
+
+    def run(self, operator: StatefulOperator, rows: DataFrame) -> OperatorResult:
+        """Let one step take the batch."""
         state = self.start.steps.get(operator.name, StepState())
-        turn = operator.run(rows, Held(self.memory.spark, self.memory.store, state), self.moment)
-        self.turns[operator.name] = turn
-        return turn
+        result = self.results[operator.name] = operator.run(rows, replace(self.context, state=state))
+        return result
 
     @property
     def version(self) -> Version:
-        """What all turns together have made."""
+        """What all steps together have made."""
         steps = {
-            name: replace(turn.state, fingerprint=self.memory.marks[name])
-            for name, turn in self.turns.items()
+            name: replace(result.state, fingerprint=self.state.marks[name])
+            for name, result in self.results.items()
         }
-        return Version(
-            number=self.moment.number,
-            positions=self.positions,
-            watermark=self.after.as_json(),
-            steps=steps,
-            batch_time_ms=self.moment.batch_time_ms,
-        )
+        return Version(self.number, self.positions, self.after.as_json(), steps, self.context.batch_time_ms)
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """By step: what its turn counted."""
+        """By step: what it counted."""
         return {
             name: {
-                **{key: count for key, count in turn.counters.items() if count},
-                "taken": turn.taken.rows,
-                "late": turn.late.rows,
-                **({"duplicate": turn.duplicate.rows} if turn.duplicate.rows else {}),
-                "rows": turn.row_count,
+                **{key: count for key, count in result.counters.items() if count},
+                "taken": result.taken.rows,
+                "late": result.late.rows,
+                **({"duplicate": result.duplicate.rows} if result.duplicate.rows else {}),
+                "rows": result.row_count,
             }
-            for name, turn in self.turns.items()
+            for name, result in self.results.items()
         }
 
 
@@ -228,36 +229,6 @@ class Growth:
             f"the state has {state.bytes / 2**30:.1f} GiB, {size / 2**30:.1f} GiB of it ({rows:,} rows) of step "
             f"{largest!r}: shorter times, or fewer keys, bound it"
         )
-
-
-def advance(
-    memory: Memory,
-    router: Router,
-    start: Version,
-    staged: Staged,
-    *,
-    batch_time_ms: int,
-    positions: Positions,
-    known: Iterable[Place],
-    label: str,
-    scratch: str,
-    lookups: Mapping[str, str] | None = None,
-) -> Version:
-    """The version that a staged batch makes of another one; routes are balanced, and no sink sees a row.
-
-    It is not published: its segments are durable, and no manifest names them yet.
-    """
-    turns = memory.begin(
-        start,
-        staged,
-        batch_time_ms=batch_time_ms,
-        positions=positions,
-        known=known,
-        label=label,
-        scratch=scratch,
-    )
-    router.walk(staged, batch_time_ms, scratch, turns, lookups).settle()
-    return turns.version
 
 
 def shared_positions(entries: Iterable[Entry]) -> Positions:

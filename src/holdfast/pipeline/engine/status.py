@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import os
-import uuid
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.admin.errors import Unreachable
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import EnvironmentFails
-from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
 from holdfast.pipeline.definition.naming import (
     DEAD_LETTER_NAME,
-    client_settings,
     dead_letter_of,
-    home_of,
     kind_of_sink,
     monitoring_group,
 )
-from holdfast.pipeline.definition.secrets import Redactor, expand_definition
+from holdfast.pipeline.definition.streams import has_memory
+from holdfast.pipeline.engine.deployment import Deployment, build_sinks, redacted
 from holdfast.pipeline.engine.failures import explain_failure
-from holdfast.pipeline.engine.home import Home, holder, last_logged
-from holdfast.pipeline.engine.known_sinks import KnownSinks
+from holdfast.pipeline.engine.home import holder, last_logged
 from holdfast.pipeline.engine.planning import Ledgers
 from holdfast.pipeline.engine.progress import StateNow
-from holdfast.pipeline.engine.running import build_sinks, own_topics, redacted
-from holdfast.pipeline.engine.source_view import SourceView
+from holdfast.pipeline.engine.source_view import ends_of
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sinks.base import Sink, SinkContext
-from holdfast.pipeline.state.building import remembers
 from holdfast.pipeline.state.store import StateStore, state_path
 from holdfast.pipeline.state.watermarks import Clock, Watermarks
 
@@ -114,15 +108,13 @@ class Status:
 
 def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None) -> Status:
     """What the ledgers, the source and the log say; a part that cannot be read says why, the others stand."""
-    expanded, redactor = expand_definition(definition)
-    home = home_of(expanded)
-    settings = client_settings(expanded, bootstrap)
-    context = SinkContext(expanded.name, home, settings, uuid.uuid4().hex[:12])
+    deployed = Deployment.of(definition, bootstrap)
+    expanded, context = deployed.definition, deployed.sink_context()
     kinds = {DEAD_LETTER_NAME: DEAD_LETTER_NAME, **{sink.name: kind_of_sink(sink) for sink in expanded.sinks}}
     entries: dict[str, Entry | None] = {}
     problems: dict[str, str] = {}
-    unreachable = _unreachable(settings, redactor)
-    beside = sinks_beside_source(expanded, settings["bootstrap.servers"]) if unreachable else set()
+    unreachable = _unreachable(deployed)
+    beside = sinks_beside_source(expanded, deployed.settings["bootstrap.servers"]) if unreachable else set()
     for name, sink in build_sinks(expanded).items():
         if name in beside and unreachable is not None:
             problems[name] = unreachable
@@ -132,34 +124,31 @@ def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None)
             if missing is not None:
                 problems[name] = missing
         except (HoldfastError, OSError) as error:
-            problems[name] = str(redacted(explain_failure(error), redactor))
+            problems[name] = str(redacted(explain_failure(error), deployed.redactor))
     try:
-        known = KnownSinks(Home(home, expanded.name), canonical(definition))
+        known = deployed.known_sinks()
         problems |= {name: why for name in entries if (why := known.behind(name, entries)) is not None}
     except EnvironmentFails as error:
         problems |= dict.fromkeys(entries, str(error))
-    ends, source_problem = (
-        (None, unreachable) if unreachable else _ends(expanded, settings, entries, redactor)
-    )
-    mark = fingerprint(definition)
+    ends, source_problem = (None, unreachable) if unreachable else _ends(deployed, entries)
     return Status(
         pipeline=expanded.name,
-        home=home,
+        home=deployed.home_path,
         group=monitoring_group(expanded),
         sinks=tuple(
-            _sink_status(name, kind, entries.get(name), ends, mark, problems.get(name))
+            _sink_status(name, kind, entries.get(name), ends, deployed.fingerprint, problems.get(name))
             for name, kind in kinds.items()
         ),
         source_problem=source_problem,
-        running_pid=holder(home),
-        last_batch=last_logged(home),
-        state=_state_status(expanded, home),
+        running_pid=holder(deployed.home_path),
+        last_batch=last_logged(deployed.home_path),
+        state=_state_status(expanded, deployed.home_path),
     )
 
 
 def _state_status(definition: PipelineDefinition, home: str) -> StateStatus | None:
     event = definition.source.event_time
-    if event is None or not any(remembers(step) for step in definition.steps):
+    if event is None or not any(has_memory(step) for step in definition.steps):
         return None
     path = state_path(home)
     try:
@@ -173,15 +162,15 @@ def _state_status(definition: PipelineDefinition, home: str) -> StateStatus | No
     return StateStatus(StateNow.of(newest), place)
 
 
-def _unreachable(settings: dict[str, str], redactor: Redactor) -> str | None:
+def _unreachable(deployed: Deployment) -> str | None:
     """Why nobody of the source's cluster answers: asked once, before several sinks wait for the same silence."""
     from holdfast.reader.cluster import Cluster
 
     try:
-        with Cluster(settings) as cluster:
+        with Cluster(deployed.settings) as cluster:
             cluster.refresh([])
     except Unreachable as error:
-        return str(redacted(error, redactor))
+        return str(redacted(error, deployed.redactor))
     return None
 
 
@@ -202,17 +191,14 @@ def _entry_of(sink: Sink, context: SinkContext) -> tuple[Entry | None, str | Non
         sink.close()
 
 
-def _ends(
-    definition: PipelineDefinition, settings: dict[str, str], ledgers: Ledgers, redactor: Redactor
-) -> tuple[dict[Place, int] | None, str | None]:
+def _ends(deployed: Deployment, ledgers: Ledgers) -> tuple[dict[Place, int] | None, str | None]:
     from holdfast.reader.cluster import Cluster
 
     try:
-        with Cluster(settings) as cluster:
-            logs = SourceView(cluster, definition.source, own_topics(definition)).look(ledgers)
+        with Cluster(deployed.settings) as cluster:
+            return ends_of(deployed.source(cluster).look(ledgers)), None
     except (HoldfastError, OSError) as error:
-        return None, str(redacted(explain_failure(error), redactor))
-    return {place: log.end for place, log in logs.items()}, None
+        return None, str(redacted(explain_failure(error), deployed.redactor))
 
 
 def _sink_status(

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.changes.classifying import Change, Facts, Level, classify, worst
 from holdfast.pipeline.changes.held_columns import column_changes
 from holdfast.pipeline.changes.levels import WORST_FIRST
 from holdfast.pipeline.core.failures import EnvironmentFails
-from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
+from holdfast.pipeline.definition.fingerprint import state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
-from holdfast.pipeline.definition.naming import client_settings, home_of
-from holdfast.pipeline.definition.secrets import expand_definition
+from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.status import Status, read_status
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, to_text
-
-KEPT: Final = "definition.json"
 
 
 @dataclass(frozen=True)
@@ -54,16 +49,6 @@ class Judgement:
         }
 
 
-def kept_definition(home: str) -> dict[str, Any] | None:
-    """The canonical document of the definition that ran last, as the engine keeps it."""
-    try:
-        with open(os.path.join(home, KEPT), encoding="utf-8") as file:
-            document = json.load(file)
-    except (FileNotFoundError, ValueError):
-        return None
-    return document if isinstance(document, dict) and "source" in document else None
-
-
 def judge(
     definition: PipelineDefinition,
     *,
@@ -75,19 +60,18 @@ def judge(
     `EnvironmentFails` when neither the home nor a sink tells anything, and some could not be asked.
     `columns` are those of the rows at the end of the steps, with their types, where Spark was asked.
     """
-    expanded, redactor = expand_definition(definition)
-    home = home_of(expanded)
+    deployed = Deployment.of(definition, bootstrap)
     status = read_status(definition, bootstrap=bootstrap)
     entries = {sink.name: sink.entry for sink in status.sinks if sink.entry is not None}
     notes = [*_problems(status)]
-    before, after = kept_definition(home), canonical(definition)
+    before, after = deployed.home().kept_definition(), deployed.canonical
     if not entries and before is None:
         if notes:
             raise EnvironmentFails(
                 f"whether it has run, and with which definition, is not known: {'; '.join(notes)}"
             )
-        return Judgement(expanded.name, (), ("it has not run yet: everything is new",), has_run=False)
-    ids = _ids(expanded, bootstrap, entries)
+        return Judgement(definition.name, (), ("it has not run yet: everything is new",), has_run=False)
+    ids = _ids(deployed.settings, entries)
     facts = Facts(
         topics=frozenset(place.topic for entry in entries.values() for place in entry.positions.at)
         if entries and not _problems(status)
@@ -98,15 +82,14 @@ def judge(
         changes = classify(before, after, facts)
         notes += _other_fingerprints(before, entries)
     else:
-        changes = [*_by_fingerprint(fingerprint(definition), entries)]
+        changes = [*_by_fingerprint(deployed.fingerprint, entries)]
     if entries:
-        changes += _state(home, after, changes, entries)
+        changes += _state(deployed.home_path, after, changes, entries)
     if columns is not None:
-        changes += _misfits(expanded, columns, changes)
+        changes += _misfits(deployed.definition, columns, changes)
     changes.sort(key=lambda change: WORST_FIRST.index(change.level))
-    return Judgement(
-        expanded.name, tuple(changes), tuple(redactor.redact(note) for note in notes), has_run=True
-    )
+    told = tuple(deployed.redactor.redact(note) for note in notes)
+    return Judgement(definition.name, tuple(changes), told, has_run=True)
 
 
 def _problems(status: Status) -> list[str]:
@@ -118,7 +101,7 @@ def _problems(status: Status) -> list[str]:
     return found
 
 
-def _ids(definition: PipelineDefinition, bootstrap: str | None, entries: Mapping[str, Entry]) -> bool | None:
+def _ids(settings: Mapping[str, str], entries: Mapping[str, Entry]) -> bool | None:
     """Whether the topics that ledgers stand in are there with the ids they had; nothing when nobody answers."""
     from holdfast.reader.cluster import Cluster
 
@@ -126,7 +109,7 @@ def _ids(definition: PipelineDefinition, bootstrap: str | None, entries: Mapping
     if not places:
         return None
     try:
-        with Cluster(client_settings(definition, bootstrap)) as cluster:
+        with Cluster(settings) as cluster:
             known = cluster.topics(pattern=".*")
     except (HoldfastError, OSError):
         return None

@@ -32,26 +32,20 @@ from holdfast.pipeline.definition.model import (
 from holdfast.pipeline.definition.naming import (
     DEAD_LETTER_NAME,
     NAME,
-    client_settings,
     dead_letter_of,
-    home_of,
     kind_of_sink,
 )
 from holdfast.pipeline.definition.secrets import expand_definition
+from holdfast.pipeline.engine.deployment import Deployment, own_topics
 from holdfast.pipeline.engine.planning import Bounds, Log
-from holdfast.pipeline.engine.progress import Progress, Summary
-from holdfast.pipeline.engine.running import own_topics, run_pipeline
+from holdfast.pipeline.engine.progress import Summary
+from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.engine.source_view import SourceView, starting_ms
 from holdfast.pipeline.positions import Place, Position, Positions, to_text
 from holdfast.reader import TopicPartition
 from holdfast.real import RealFileSystem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import SparkSession
-
-    from holdfast.pipeline.sinks.base import Sink
     from holdfast.reader.cluster import Cluster
 
 NOTE: Final = "backfill.json"
@@ -173,8 +167,8 @@ def plan_backfill(
     from holdfast.reader.cluster import Cluster
 
     derived = derive(definition, into)
-    expanded, _ = expand_definition(derived)
-    home = home_of(expanded)
+    deployed = Deployment.of(derived, bootstrap)
+    home = deployed.home_path
     noted = _noted(home)
     if noted is None and not into.replace("_", "").isalnum():
         for sink in definition.sinks:
@@ -190,9 +184,10 @@ def plan_backfill(
                 "choose another --into"
             )
         return Backfill(derived, _bounds(noted), is_resumed=True)
-    with Cluster(client_settings(expanded, bootstrap)) as cluster:
+    with Cluster(deployed.settings) as cluster:
         live, _ = expand_definition(definition)
-        logs = SourceView(cluster, live.source, own_topics(live) | own_topics(expanded)).look({})
+        own = own_topics(live) | own_topics(deployed.definition)
+        logs = SourceView(cluster, live.source, own).look({})
         bounds = resolve(cluster, logs, begin, end)
     backfill = Backfill(derived, bounds, is_resumed=False)
     os.makedirs(home, exist_ok=True)
@@ -291,29 +286,6 @@ def _bounds(noted: Mapping[str, Any]) -> Bounds:
 # ---------------------------------------------------------------------------- running it
 
 
-def run_backfill(
-    backfill: Backfill,
-    *,
-    bootstrap: str | None = None,
-    master: str | None = None,
-    shared_filesystem: bool = False,
-    progress: Progress | None = None,
-    spark: SparkSession | None = None,
-    signals: bool = True,
-    build: Callable[[PipelineDefinition], dict[str, Sink]] | None = None,
-    **more: Any,
-) -> Summary:
-    """Take the range, or what is left of it."""
-    return run_pipeline(
-        backfill.definition,
-        bootstrap=bootstrap,
-        master=master,
-        shared_filesystem=shared_filesystem,
-        once=True,
-        progress=progress,
-        spark=spark,
-        signals=signals,
-        build=build,
-        bounds=backfill.bounds,
-        **more,
-    )
+def run_backfill(backfill: Backfill, **options: Any) -> Summary:
+    """Take the range, or what is left of it; options as those of `run_pipeline`."""
+    return run_pipeline(backfill.definition, once=True, bounds=backfill.bounds, **options)

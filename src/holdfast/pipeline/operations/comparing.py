@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,14 +36,13 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.definition.naming import client_settings, home_of, kind_of_sink
-from holdfast.pipeline.definition.secrets import expand_definition
+from holdfast.pipeline.definition.naming import kind_of_sink
 from holdfast.pipeline.definition.streams import Stream, stream_of
+from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.ledger import NOWHERE, Entry
 from holdfast.pipeline.operations.multisets import GONE, ORDER, Differences, Heap, compare
 from holdfast.pipeline.operations.outputs import Output, Rows, open_output, without_fields
 from holdfast.pipeline.positions import Place, Positions
-from holdfast.pipeline.sinks.base import SinkContext
 from holdfast.pipeline.sinks.building import build_sink
 
 FROM = "_hf"
@@ -112,10 +110,13 @@ class Side:
     """One of the two sinks of a pair."""
 
     label: str
-    definition: PipelineDefinition
-    """With its secrets."""
+    deployed: Deployment
     sink: SinkDefinition
-    settings: Mapping[str, str]
+
+    @property
+    def definition(self) -> PipelineDefinition:
+        """With its secrets."""
+        return self.deployed.definition
 
     @property
     def stream(self) -> Stream:
@@ -157,22 +158,16 @@ class Side:
         )
 
     def entry(self) -> Entry | None:
-        context = SinkContext(
-            self.definition.name, home_of(self.definition), self.settings, uuid.uuid4().hex[:12]
-        )
-        sink = build_sink(self.definition, self.sink)
-        try:
-            sink.open(context, None)
-            return sink.last_entry()
-        finally:
-            sink.close()
+        name = self.sink.name
+        with self.deployed.sinks(lambda whole: {name: build_sink(whole, self.sink)}) as opened:
+            return opened[name].last_entry()
 
     def begun(self) -> dict[Place, int]:
         """Where the sink began in each partition, as far as it is known."""
         entries = kept_entries(self.definition, self.sink)
         if entries:
             return beginnings(of_entries(entries))
-        log = recorded_batches(home_of(self.definition))
+        log = recorded_batches(self.deployed.home_path)
         return beginnings(batch for batch in log if self.sink.name in batch.sinks)
 
     def key(self) -> tuple[str, ...]:
@@ -234,14 +229,11 @@ def compare_pipelines(
     bootstrap: str | None = None,
 ) -> list[SinkComparison]:
     """Every pair of sinks. Nothing is changed; both pipelines may be running."""
-    first, _ = expand_definition(a)
-    second, _ = expand_definition(b)
-    found = []
-    for one, other in pair_up(first, second, sinks):
-        side_a = Side("A", first, one, client_settings(first, bootstrap))
-        side_b = Side("B", second, other, client_settings(second, bootstrap))
-        found.append(compare_sinks(side_a, side_b, ignore))
-    return found
+    first, second = Deployment.of(a, bootstrap), Deployment.of(b, bootstrap)
+    return [
+        compare_sinks(Side("A", first, one), Side("B", second, other), ignore)
+        for one, other in pair_up(first.definition, second.definition, sinks)
+    ]
 
 
 def compare_sinks(a: Side, b: Side, ignore: Sequence[str] = ()) -> SinkComparison:
@@ -259,7 +251,7 @@ def compare_sinks(a: Side, b: Side, ignore: Sequence[str] = ()) -> SinkCompariso
         nobody = " and ".join(label for label, entry in entries.items() if entry is None)
         return SinkComparison(a.sink.name, b.sink.name, Verdict.INCONCLUSIVE, (f"{nobody} has not run yet",))
     begun_a, begun_b = a.begun(), b.begun()
-    outputs = [open_output(side.definition, side.sink, side.settings) for side in (a, b)]
+    outputs = [open_output(side.definition, side.sink, side.deployed.settings) for side in (a, b)]
     bounds = _bounds(mine, theirs, begun_a, begun_b) if a.carries_lineage else None
     if bounds is not None and not any(end > start for start, end in bounds.values()):
         notes.append("there is no part of the source that both have read")

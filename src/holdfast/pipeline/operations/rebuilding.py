@@ -1,7 +1,7 @@
 """Making the state of a pipeline anew, for its definition as it stands, from the source; no sink is touched.
 
 The source is read again from where the pipeline began to where its sinks stand, in the batches of then as far as they
-are recorded, and every step with a memory takes its turns from nothing. What comes out is one version of the state that
+are recorded, and every step with a state takes them from nothing. What comes out is one version of the state that
 stands exactly where the sinks stand: the next run goes on from it.
 
 - All sinks stand at one place, and no batch is half in one of them: else there is not one state but several. The
@@ -18,8 +18,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.changes.classifying import Level, UnsafeChange, classify
@@ -28,37 +28,41 @@ from holdfast.pipeline.cluster.places import master_of, require_places
 from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
 from holdfast.pipeline.definition.fingerprint import canonical, state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
-from holdfast.pipeline.definition.naming import client_settings, home_of
-from holdfast.pipeline.definition.secrets import expand_definition
-from holdfast.pipeline.engine.failures import explain_failure
+from holdfast.pipeline.engine.deployment import Build, Deployment, explained
 from holdfast.pipeline.engine.home import Home
-from holdfast.pipeline.engine.known_sinks import KnownSinks, refuse_lost
+from holdfast.pipeline.engine.known_sinks import refuse_lost
 from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.planning import Limits, Log
-from holdfast.pipeline.engine.progress import BatchDone, Progress, Started, StateNow, Warned
-from holdfast.pipeline.engine.running import build_sinks, open_session, own_topics, redacted
-from holdfast.pipeline.engine.source_view import SourceView, read_places
+from holdfast.pipeline.engine.progress import (
+    BatchDone,
+    Event,
+    Progress,
+    Started,
+    StateNow,
+    Warned,
+    add_intakes,
+)
+from holdfast.pipeline.engine.routing import Router
+from holdfast.pipeline.engine.running import now_ms, open_session
+from holdfast.pipeline.engine.source_view import read_places
+from holdfast.pipeline.engine.staging import stage, stage_spec, warm_up
+from holdfast.pipeline.engine.stateful import FRESH, PipelineState
 from holdfast.pipeline.ledger import STATELESS, Entry, Intake
-from holdfast.pipeline.operations.replaying import Cut, cuts, recorded_offsets
+from holdfast.pipeline.operations.replaying import Cut, best_cuts, recorded_offsets
 from holdfast.pipeline.positions import Place, Position, Positions
-from holdfast.pipeline.sinks.base import Sink, SinkContext
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.state.segments import StateDamaged, StepState
 from holdfast.pipeline.state.store import StateStore, Version, discard_state, state_path
-from holdfast.pipeline.state.watermarks import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.pipeline.engine.stateful import Memory
     from holdfast.reader.cluster import Cluster
 
 ASIDE: Final = "state.rebuild"
 """Beside the state, while it is made."""
 BEFORE: Final = "state.before"
 """The old one, for the moment in which they change places."""
-
-Build = Callable[[PipelineDefinition], dict[str, Sink]]
 
 
 class CannotRebuild(PipelineError):
@@ -160,16 +164,16 @@ def plan_rebuild(
     """Look at ledgers, log and source; nothing is changed."""
     from holdfast.reader.cluster import Cluster
 
-    expanded, _ = expand_definition(definition)
-    if not state_marks(canonical(definition)):
+    deployed = Deployment.of(definition, bootstrap)
+    source = deployed.definition.source
+    if not state_marks(deployed.canonical):
         raise DefinitionWrong("no step of the pipeline remembers anything: there is no state to rebuild")
-    home, settings = home_of(expanded), client_settings(expanded, bootstrap)
-    _refuse_refused(definition, home)
-    entries = _ledgers(definition, expanded, settings, build or build_sinks)
+    _refuse_refused(deployed)
+    entries = _ledgers(deployed, build)
     standing = _one_place(entries)
-    with Cluster(settings) as cluster:
-        logs = SourceView(cluster, expanded.source, own_topics(expanded)).look(dict(entries))
-    histories = histories_of(expanded, home)
+    with Cluster(deployed.settings) as cluster:
+        logs = deployed.source(cluster).look(dict(entries))
+    histories = histories_of(deployed)
     end = _with_new_partitions(standing, logs)
     begin, notes = beginning_of(end, logs, histories)
     missing = {
@@ -178,39 +182,36 @@ def plan_rebuild(
         if place in logs and logs[place].start > first
     }
     if missing:
-        told = ", ".join(
-            f"{place.topic}-{place.partition} lacks offsets {begin[place]} to {logs[place].start - 1}"
-            for place in sorted(missing)
-        )
+        told = lacking({place: (begin[place], logs[place].start) for place in missing})
         if not from_available:
             raise CannotRebuild(
                 f"the source no longer has {sum(missing.values()):,} of the offsets that the state was made of: "
                 f"{told}. Nothing was changed; --from-available makes the state without them"
             )
-        begin = {
-            place: max(first, logs[place].start) if place in logs else first for place, first in begin.items()
-        }
+        begin = {place: first + missing.get(place, 0) for place, first in begin.items()}
         notes.append(f"{sum(missing.values()):,} offsets are gone, and the state will lack them: {told}")
     ends = {place: at.offset for place, at in end.at.items()}
     begin = {place: min(first, ends[place]) for place, first in begin.items()}
-    limits = Limits(expanded.source.batch_records, expanded.source.batch_bytes)
-    chosen = max(
-        (tuple(cuts(begin, ends, history, limits)) for history in [*histories, []]), key=recorded_offsets
-    )
+    chosen = best_cuts(begin, ends, histories, Limits(source.batch_records, source.batch_bytes))
     own = sum(cut.range.offsets for cut in chosen) - recorded_offsets(chosen)
     if own:
         notes.append(f"the batches of {own:,} of the offsets are not recorded: they are cut anew")
-    return RebuildPlan(
-        definition, bootstrap, begin, end, chosen, _number(home, entries), missing, tuple(notes)
+    number = _number(deployed.home_path, entries)
+    return RebuildPlan(definition, bootstrap, begin, end, chosen, number, missing, tuple(notes))
+
+
+def lacking(gone: Mapping[Place, tuple[int, int]]) -> str:
+    """Which offsets the source no longer has: by partition from the one up to the other."""
+    return ", ".join(
+        f"{place.topic}-{place.partition} lacks offsets {first} to {start - 1}"
+        for place, (first, start) in sorted(gone.items())
     )
 
 
-def _refuse_refused(definition: PipelineDefinition, home: str) -> None:
+def _refuse_refused(deployed: Deployment) -> None:
     """A rebuild makes what needs one possible, and nothing that is refused."""
-    from holdfast.pipeline.operations.against_running import kept_definition
-
-    before = kept_definition(home)
-    found = [] if before is None else classify(before, canonical(definition))
+    before = deployed.home().kept_definition()
+    found = [] if before is None else classify(before, deployed.canonical)
     refused = [change for change in found if change.level is Level.REFUSED]
     if refused:
         lines = "\n".join(f"  refused: {change}" for change in refused)
@@ -220,22 +221,15 @@ def _refuse_refused(definition: PipelineDefinition, home: str) -> None:
         )
 
 
-def _ledgers(
-    plain: PipelineDefinition, definition: PipelineDefinition, settings: Mapping[str, str], build: Build
-) -> dict[str, Entry]:
+def _ledgers(deployed: Deployment, build: Build | None) -> dict[str, Entry]:
     """The newest entry of every sink that has one; those that had one and have not are refused."""
-    known = KnownSinks(Home(home_of(definition), definition.name), canonical(plain))
-    context = SinkContext(definition.name, home_of(definition), settings, os.urandom(6).hex())
-    with contextlib.ExitStack() as stack:
-        sinks = build(definition)
+    with deployed.sinks(build) as sinks:
         for name, sink in sinks.items():
-            stack.callback(sink.close)
-            sink.open(context, None)
             if sink.unfinished() is not None:
                 raise CannotRebuild(_apart(f"sink {name!r} has a batch half"))
         ledgers = {name: sink.last_entry() for name, sink in sinks.items()}
         found = {name: entry for name, entry in ledgers.items() if entry is not None}
-        refuse_lost(known.lost(sinks, ledgers), has_others=bool(found))
+        refuse_lost(deployed.known_sinks().lost(sinks, ledgers), has_others=bool(found))
     return found
 
 
@@ -269,9 +263,10 @@ def _with_new_partitions(standing: Positions, logs: Mapping[Place, Log]) -> Posi
     return Positions({**standing.at, **new})
 
 
-def histories_of(definition: PipelineDefinition, home: str) -> list[list[Recorded]]:
+def histories_of(deployed: Deployment) -> list[list[Recorded]]:
     """What the log and the ledgers know of the past, each by itself."""
-    found = [recorded_batches(home)]
+    definition = deployed.definition
+    found = [recorded_batches(deployed.home_path)]
     for sink in definition.sinks:
         entries = kept_entries(definition, sink)
         if entries:
@@ -337,173 +332,144 @@ def perform_rebuild(
 
     Whatever goes wrong is raised as a `HoldfastError` whose text says what to do and holds no secret.
     """
-    expanded, redactor = expand_definition(plan.definition)
-    try:
-        master = master_of(expanded, master)
-        require_places(expanded, master, shared_filesystem=shared_filesystem)
-        return _perform(plan, expanded, master, progress, spark)
-    except Exception as error:
-        explained = redacted(explain_failure(error), redactor)
-        if explained is error:
-            raise
-        raise explained from error
-
-
-def _perform(
-    plan: RebuildPlan,
-    expanded: PipelineDefinition,
-    master: str | None,
-    progress: Progress | None,
-    spark: SparkSession | None,
-) -> Rebuilt:
     from holdfast.reader.cluster import Cluster
 
     started = time.monotonic()
-    settings = client_settings(expanded, plan.bootstrap)
-    with (
-        Home(home_of(expanded), expanded.name) as home,
-        open_session(expanded, home, master, spark, progress) as session,
-        Cluster(settings) as cluster,
-    ):
-        turns = Turns(plan, expanded, settings, home, session, cluster, progress)
-        try:
-            version = turns.run()
-        except BaseException:
-            discard_state(turns.path)
-            raise
-        take_the_place(home.path)
-        home.note_definition(canonical(plan.definition))
-        rebuilt = Rebuilt(
-            expanded.name,
-            version,
-            len(plan.cuts),
-            turns.intake,
-            turns.shrunk,
-            sum(plan.missing.values()),
-            round((time.monotonic() - started) * 1000),
-        )
-        home.log({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **rebuilt.as_json()})
-    return rebuilt
+    deployed = Deployment.of(plan.definition, plan.bootstrap)
+    with explained(deployed.redactor):
+        master = master_of(deployed.definition, master)
+        require_places(deployed.definition, master, shared_filesystem=shared_filesystem)
+        with (
+            deployed.home() as home,
+            open_session(deployed.definition, home, master, spark, progress) as session,
+            Cluster(deployed.settings) as cluster,
+        ):
+            replay = Replay(plan, deployed, home, session, cluster, progress)
+            try:
+                version = replay.run()
+            except BaseException:
+                discard_state(replay.path)
+                raise
+            take_the_place(home.path)
+            home.note_definition(deployed.canonical)
+            rebuilt = Rebuilt(
+                plan.definition.name,
+                version,
+                len(plan.cuts),
+                replay.intake,
+                replay.shrunk,
+                sum(plan.missing.values()),
+                round((time.monotonic() - started) * 1000),
+            )
+            home.log({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **rebuilt.as_json()})
+        return rebuilt
 
 
-class Turns:
-    """One replay, from nothing to where the sinks stand."""
+@dataclass
+class Replay:
+    """The batches of then once more through the steps, from nothing to where the sinks stand."""
 
-    def __init__(
-        self,
-        plan: RebuildPlan,
-        definition: PipelineDefinition,
-        settings: Mapping[str, str],
-        home: Home,
-        spark: SparkSession,
-        cluster: Cluster,
-        progress: Progress | None,
-    ) -> None:
-        self.path = os.path.join(home.path, ASIDE)
-        self.intake = Intake()
-        self.shrunk = 0
-        self._plan = plan
-        self._definition = definition
-        self._settings = settings
-        self._home = home
-        self._spark = spark
-        self._cluster = cluster
-        self._progress = progress or (lambda event: None)
-        self._now_ms = time.time_ns() // 1_000_000
+    plan: RebuildPlan
+    deployed: Deployment
+    home: Home
+    spark: SparkSession
+    cluster: Cluster
+    progress: Progress | None
+    intake: Intake = field(default_factory=Intake, init=False)
+    shrunk: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.path = os.path.join(self.home.path, ASIDE)
+        self._now_ms = now_ms()
 
     def run(self) -> Version:
-        from holdfast.pipeline.engine.routing import Router
-        from holdfast.pipeline.engine.staging import stage_spec, warm_up
-        from holdfast.pipeline.engine.stateful import FRESH, Memory
-
+        plan, definition = self.plan, self.deployed.definition
         discard_state(self.path)
-        event = self._definition.source.event_time
+        event = definition.source.event_time
         assert event is not None, "the rules ask for one where a step remembers"
-        marks = state_marks(canonical(self._plan.definition))
-        memory = Memory(self._spark, StateStore(self.path), Clock.of(event), marks)
-        self._spec = stage_spec(self._definition, self._settings)
+        state = PipelineState.of(self.spark, self.path, event, canonical(plan.definition))
+        self._spec = stage_spec(definition, self.deployed.settings)
         warm_up(self._spec)
-        self._lookups = Lookups(self._definition, self._home.path)
-        self._router = Router(self._spark, self._definition, self._lookups)
-        self._progress(Started(self._definition.name, self._home.path, ("state",), self._plan.offsets))
-        version = replace(FRESH, number=self._plan.number)
-        at = {place: Position(first) for place, first in self._plan.begin.items()}
-        left = self._plan.offsets
-        for number, cut in enumerate(self._plan.cuts, start=1):
+        self._lookups = Lookups(definition, self.home.path)
+        self._router = Router(self.spark, definition, self._lookups)
+        self._tell(Started(definition.name, self.home.path, ("state",), plan.offsets))
+        version = replace(FRESH, number=plan.number)
+        at = {place: Position(first) for place, first in plan.begin.items()}
+        left = plan.offsets
+        for number, cut in enumerate(plan.cuts, start=1):
             at.update({place: self._position(place, span.end) for place, span in cut.range.spans.items()})
-            is_last = number == len(self._plan.cuts)
-            stands = dict(self._plan.end.at) if is_last else {place: at[place] for place in cut.opened}
+            is_last = number == len(plan.cuts)
+            stands = dict(plan.end.at) if is_last else {place: at[place] for place in cut.opened}
             left -= cut.range.offsets
-            version = self._turn(memory, version, cut, Positions(stands), number, left)
-        if not self._plan.cuts:
-            steps = {name: StepState(fingerprint=mark) for name, mark in marks.items()}
-            version = Version(version.number + 1, self._plan.end, {}, steps, self._now_ms)
-            memory.publish(version, is_catch_up=False)
+            version = self._batch(state, version, cut, Positions(stands), number, left)
+        if not plan.cuts:
+            steps = {name: StepState(fingerprint=mark) for name, mark in state.marks.items()}
+            version = Version(version.number + 1, plan.end, {}, steps, self._now_ms)
+            state.publish(version, is_catch_up=False)
         return version
 
     def _position(self, place: Place, offset: int) -> Position:
-        final = self._plan.end.at[place]
+        final = self.plan.end.at[place]
         return final if final.offset == offset else Position(offset)
 
-    def _turn(
-        self, memory: Memory, start: Version, cut: Cut, positions: Positions, number: int, left: int
+    def _batch(
+        self, state: PipelineState, start: Version, cut: Cut, positions: Positions, number: int, left: int
     ) -> Version:
-        from holdfast.pipeline.engine.staging import stage
-
         began = time.monotonic()
         batch_time_ms = self._now_ms if cut.batch_time_ms is None else cut.batch_time_ms
-        label, directory = self._home.new_stage()
+        label, directory = self.home.new_stage()
         try:
             spec = replace(self._spec, directory=directory, rejected=cut.rejected)
-            staged = stage(self._spark, self._cluster, spec, cut.range)
-            turns = memory.begin(
+            staged = stage(self.spark, self.cluster, spec, cut.range)
+            update = state.begin(
                 start,
                 staged,
                 batch_time_ms=batch_time_ms,
                 positions=positions,
-                known=read_places(self._definition.source, positions),
+                known=read_places(self.deployed.definition.source, positions),
                 label=label,
                 scratch=directory,
             )
             pinned = self._lookups.pinned({}, self._now_ms)
-            routed = self._router.walk(staged, batch_time_ms, directory, turns, pinned).settle()
-            version = memory.publish(turns.version, is_catch_up=False)
-            memory.store.gc([])
+            routed = self._router.walk(staged, batch_time_ms, directory, update, pinned).settle()
+            version = state.publish(update.version, is_catch_up=False)
+            state.store.gc([])
         finally:
-            self._home.remove_stage(label)
+            self.home.remove_stage(label)
         self._count(cut, staged.intake)
-        self._progress(
+        self._tell(
             BatchDone(
-                number=number,
-                range=cut.range,
-                batch_time_ms=batch_time_ms,
-                intake=staged.intake,
-                routes=routed.routes,
-                warned=routed.warned,
+                cut.range,
+                batch_time_ms,
+                staged.intake,
+                routed.routes,
+                routed.warned,
                 rows_by_sink={},
+                number=number,
                 duration_ms=round((time.monotonic() - began) * 1000),
-                times_ms={},
                 lag=left,
-                turns=turns.counts,
+                turns=update.counts,
                 state=StateNow.of(version),
             )
         )
         return version
 
     def _count(self, cut: Cut, intake: Intake) -> None:
-        from holdfast.pipeline.engine.progress import add_intakes
-
         self.intake = add_intakes(self.intake, intake)
         then = cut.intake
         if then is not None and (then.records, then.digest) != (intake.records, intake.digest):
             self.shrunk += 1
             if self.shrunk == 1:
-                self._progress(
+                self._tell(
                     Warned(
                         f"the range {cut.range} had {then.records:,} records when it was first read, and has "
                         f"{intake.records:,} now: the state is made of what is there"
                     )
                 )
+
+    def _tell(self, event: Event) -> None:
+        if self.progress is not None:
+            self.progress(event)
 
 
 def take_the_place(home: str, disk: Disk | None = None) -> None:

@@ -15,47 +15,35 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from holdfast.pipeline.cluster.places import master_of, require_places
 from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
-from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
+from holdfast.pipeline.definition.fingerprint import canonical, state_marks
 from holdfast.pipeline.definition.model import Lookup, PipelineDefinition
-from holdfast.pipeline.definition.naming import client_settings, home_of
-from holdfast.pipeline.definition.secrets import expand_definition
-from holdfast.pipeline.engine.failures import explain_failure
+from holdfast.pipeline.engine.deployment import Build, Deployment, build_sinks, explained
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.monitoring import Monitoring
 from holdfast.pipeline.engine.planning import Bounds, Limits, Log, Plan, plan_batch
 from holdfast.pipeline.engine.progress import Progress, Summary
-from holdfast.pipeline.engine.running import (
-    Loop,
-    Stop,
-    build_sinks,
-    handled_signals,
-    may_take_over,
-    open_session,
-    own_topics,
-    redacted,
-)
+from holdfast.pipeline.engine.running import Loop, Stop, handled_signals, may_take_over, now_ms, open_session
 from holdfast.pipeline.engine.source_view import SourceView
 from holdfast.pipeline.ledger import STATELESS, Entry, Reached
 from holdfast.pipeline.operations.rebuilding import (
-    Build,
     RebuildPlan,
-    Turns,
+    Replay,
     beginning_of,
     histories_of,
+    lacking,
     take_the_place,
 )
-from holdfast.pipeline.operations.replaying import Cut, cuts, recorded_offsets
+from holdfast.pipeline.operations.replaying import Cut, best_cuts
 from holdfast.pipeline.positions import Place, Position, Positions
-from holdfast.pipeline.sinks.base import Sink, SinkContext
+from holdfast.pipeline.sinks.base import Sink
 from holdfast.pipeline.state.store import StateStore, Version, discard_state, state_path
 
 if TYPE_CHECKING:
@@ -126,19 +114,18 @@ def plan_refill(
     """Look at ledgers, log and source; nothing is changed."""
     from holdfast.reader.cluster import Cluster
 
-    expanded, _ = expand_definition(definition)
-    home, settings = home_of(expanded), client_settings(expanded, bootstrap)
-    known = KnownSinks(Home(home, expanded.name), canonical(definition))
-    ledgers, is_lost, is_hollow = _ledgers(expanded, settings, sink, known, build or build_sinks)
+    deployed = Deployment.of(definition, bootstrap)
+    source, known = deployed.definition.source, deployed.known_sinks()
+    ledgers, is_lost, is_hollow = _ledgers(deployed, sink, known, build)
     target = _target(sink, ledgers)
-    with Cluster(settings) as cluster:
-        logs = SourceView(cluster, expanded.source, own_topics(expanded)).look({target.sink: target})
+    with Cluster(deployed.settings) as cluster:
+        logs = deployed.source(cluster).look({target.sink: target})
     mine = None if is_hollow else ledgers[sink]
-    histories = histories_of(expanded, home)
+    histories = histories_of(deployed)
     pipeline_began, notes = beginning_of(target.positions, logs, histories)
     began = known.began(sink)
     begin = {place: _begin_in(place, first, target, mine, began) for place, first in pipeline_began.items()}
-    has_state = bool(state_marks(canonical(definition)))
+    has_state = bool(state_marks(deployed.canonical))
     needed = pipeline_began if has_state else begin
     gone = {
         place: (needed[place], logs[place].start)
@@ -146,28 +133,19 @@ def plan_refill(
         if place in logs and needed[place] < min(logs[place].start, target.positions.at[place].offset)
     }
     if gone:
-        told = ", ".join(
-            f"{place.topic}-{place.partition} lacks offsets {first} to {start - 1}"
-            for place, (first, start) in sorted(gone.items())
-        )
         if not from_available:
             raise CannotRefill(
-                f"the source no longer has all that sink {sink!r} had: {told}. Nothing was changed; --from-available "
-                "writes it without them"
+                f"the source no longer has all that sink {sink!r} had: {lacking(gone)}. Nothing was changed; "
+                "--from-available writes it without them"
             )
-        notes.append(f"the source no longer has all of it, and the sink will lack the rest: {told}")
-        begin = {place: max(first, gone.get(place, (0, 0))[1]) for place, first in begin.items()}
-        pipeline_began = {
-            place: max(first, gone.get(place, (0, 0))[1]) for place, first in pipeline_began.items()
-        }
+        notes.append(f"the source no longer has all of it, and the sink will lack the rest: {lacking(gone)}")
+        begin, pipeline_began = (
+            {place: max(first, gone.get(place, (0, 0))[1]) for place, first in each.items()}
+            for each in (begin, pipeline_began)
+        )
     if any(isinstance(step, Lookup) for step in definition.steps):
         notes.append("reference tables are taken as they are now: those of then are not kept")
-    limits = Limits(expanded.source.batch_records, expanded.source.batch_bytes)
-
-    def cut(first: Mapping[Place, int], last: Mapping[Place, int]) -> tuple[Cut, ...]:
-        found = (tuple(cuts(first, last, history, limits)) for history in [*histories, []])
-        return max(found, key=recorded_offsets)
-
+    limits = Limits(source.batch_records, source.batch_bytes)
     end = {place: at.offset for place, at in target.positions.at.items()}
     begin = {place: min(first, end[place]) for place, first in begin.items()}
     return RefillPlan(
@@ -178,8 +156,8 @@ def plan_refill(
         pipeline_began,
         begin,
         target,
-        cut(begin, end),
-        cut(pipeline_began, begin) if has_state else (),
+        best_cuts(begin, end, histories, limits),
+        best_cuts(pipeline_began, begin, histories, limits) if has_state else (),
         {**ledgers, sink: mine},
         known.generation(sink, ledgers) + is_lost,
         tuple(notes),
@@ -187,17 +165,12 @@ def plan_refill(
 
 
 def _ledgers(
-    definition: PipelineDefinition, settings: Mapping[str, str], sink: str, known: KnownSinks, build: Build
+    deployed: Deployment, sink: str, known: KnownSinks, build: Build | None
 ) -> tuple[dict[str, Entry | None], bool, bool]:
     """The newest entries of sinks that have what they had, and of this one; whether it is lost, its rows at least."""
-    context = SinkContext(definition.name, home_of(definition), settings, os.urandom(6).hex())
-    with contextlib.ExitStack() as stack:
-        sinks = build(definition)
+    with deployed.sinks(build) as sinks:
         if sink not in sinks:
             raise DefinitionWrong(f"there is no sink {sink!r}; there are {', '.join(sinks)}")
-        for each in sinks.values():
-            stack.callback(each.close)
-            each.open(context, None)
         ledgers = {name: each.last_entry() for name, each in sinks.items()}
         lost = known.lost(sinks, ledgers)
         is_hollow = ledgers[sink] is not None and sinks[sink].missing() is not None
@@ -246,59 +219,41 @@ def perform_refill(
 
     Whatever goes wrong is raised as a `HoldfastError` whose text says what to do and holds no secret.
     """
-    expanded, redactor = expand_definition(plan.definition)
-    try:
+    deployed = Deployment.of(plan.definition, plan.bootstrap)
+    expanded, stop = deployed.definition, Stop()
+    with explained(deployed.redactor):
         master = master_of(expanded, master)
         require_places(expanded, master, shared_filesystem=shared_filesystem)
-        stop = Stop()
-        with Home(home_of(expanded), expanded.name) as main, may_take_over(main, canonical(plan.definition)):
+        with deployed.home() as main, may_take_over(main, deployed.canonical):
             directory = os.path.join(main.path, DIRECTORY, plan.sink)
-            alone = replace(
-                expanded,
-                sinks=tuple(each for each in expanded.sinks if each.name == plan.sink),
-                home=directory,
-            )
+            sinks = tuple(each for each in expanded.sinks if each.name == plan.sink)
+            alone = replace(deployed, definition=replace(expanded, sinks=sinks, home=directory))
             with (
-                Home(directory, expanded.name) as home,
-                open_session(alone, home, master, spark, progress) as session,
+                alone.home() as home,
+                open_session(alone.definition, home, master, spark, progress) as session,
                 handled_signals(stop, progress, signals),
             ):
-                sinks = {plan.sink: (build or build_sinks)(expanded)[plan.sink]}
                 loop = Refill(
                     alone,
-                    fingerprint(plan.definition),
-                    canonical(plan.definition),
-                    client_settings(expanded, plan.bootstrap),
                     home,
                     session,
-                    sinks,
-                    faults,
+                    {plan.sink: (build or build_sinks)(expanded)[plan.sink]},
                     stop,
                     progress,
-                    redactor,
-                    Bounds(plan.begin, plan.end),
+                    faults=faults,
+                    bounds=Bounds(plan.begin, plan.end),
+                    refill=plan,
+                    main=main,
                 )
-                loop.refill = plan
-                loop.main = main
                 summary = loop.run(None)
             if summary.reason == "done":
                 shutil.rmtree(directory, ignore_errors=True)
-                main.log(
-                    {
-                        "event": "refilled",
-                        "pipeline": expanded.name,
-                        "sink": plan.sink,
-                        "batches": summary.batches,
-                    }
-                )
+                told = {"pipeline": expanded.name, "sink": plan.sink, "batches": summary.batches}
+                main.log({"event": "refilled", **told})
         return summary
-    except Exception as error:
-        explained = redacted(explain_failure(error), redactor)
-        if explained is error:
-            raise
-        raise explained from error
 
 
+@dataclass(kw_only=True)
 class Refill(Loop):
     """A run of one sink, from where it goes on to where the others stand."""
 
@@ -329,7 +284,7 @@ class Refill(Loop):
             if at is None or place not in at.positions.at or at.positions.at[place].offset < offset
         }
         if missing or at is None:
-            self.workshop.open_at(name, Positions(missing), _now_ms(), state)
+            self.workshop.open_at(name, Positions(missing), now_ms(), state)
             self.known.note(self.workshop.ledgers)
         super()._repeat(source, interval_ms)
         if not self.stop.is_asked:
@@ -353,17 +308,17 @@ class Refill(Loop):
 
     def _state_before(self) -> Version | None:
         """The state where the sink goes on: made now, unless it is there from an earlier attempt, or begins there."""
-        memory, begin = self.workshop.memory, self.refill.begin
+        state, begin = self.workshop.state, self.refill.begin
         entry = self.workshop.ledgers[self.refill.sink]
-        if memory is None:
+        if state is None:
             return None
         if begin == self.refill.pipeline_began:
             if entry is None or entry.state is None:  # what an earlier attempt has left would only count on
-                discard_state(memory.store.path)
-                memory.store = StateStore(memory.store.path)
+                discard_state(state.store.path)
+                state.store = StateStore(state.store.path)
             return None
         start = Positions({place: Position(offset) for place, offset in begin.items()})
-        found = memory.store.find(start)
+        found = state.store.find(start)
         if found is None:
             known = None if entry is None or entry.state == STATELESS else entry.state
             plan = RebuildPlan(
@@ -376,18 +331,10 @@ class Refill(Loop):
                 {},
                 (),
             )
-            turns = Turns(
-                plan,
-                self.definition,
-                self.settings,
-                self.home,
-                self.spark,
-                self.workshop.cluster,
-                self.progress,
-            )
-            found = turns.run()
+            cluster = self.workshop.cluster
+            found = Replay(plan, self.deployed, self.home, self.spark, cluster, self.progress).run()
             take_the_place(self.home.path)
-            memory.store = StateStore(state_path(self.home.path))
+            state.store = StateStore(state_path(self.home.path))
         return found
 
     def _join_the_others(self) -> None:
@@ -395,7 +342,7 @@ class Refill(Loop):
         target, name = self.refill.target, self.refill.sink
         entry = self.workshop.ledgers[name]
         assert entry is not None, "it was opened"
-        if self.workshop.memory is None or entry.state == target.state:
+        if self.workshop.state is None or entry.state == target.state:
             return
         store = StateStore(state_path(self.main.path))
         version = store.find(target.positions)
@@ -405,7 +352,7 @@ class Refill(Loop):
             # Rows of taps carry the number: none that comes may be below one that the sink has.
             version = replace(version, number=entry.state)
             store.publish(version)
-        self.workshop.open_at(name, target.positions, _now_ms(), version)
+        self.workshop.open_at(name, target.positions, now_ms(), version)
         self.known.note(self.workshop.ledgers)
 
 
@@ -424,7 +371,3 @@ class _Refilled(KnownSinks):
 
     def others(self, name: str, ledgers: Mapping[str, Entry | None]) -> dict[str, Reached]:
         return super().others(name, self._plan.ledgers)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -108,6 +108,17 @@ class _Replay:
         )
 
 
+def best_cuts(
+    begin: Mapping[Place, int],
+    end: Mapping[Place, int],
+    histories: Sequence[Sequence[Recorded]],
+    limits: Limits,
+) -> tuple[Cut, ...]:
+    """By the history that tells most of the batches; all cut by ourselves where none does."""
+    found = (tuple(cuts(begin, end, history, limits)) for history in (*histories, ()))
+    return max(found, key=recorded_offsets)
+
+
 def recorded_offsets(found: Sequence[Cut]) -> int:
     """How many of the offsets are replayed in the batches they came in."""
     return sum(cut.range.offsets for cut in found if cut.is_recorded)

@@ -34,7 +34,7 @@ from holdfast.pipeline.definition.model import Dedupe, EventTime
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import Tally, hash_sql, join_halves
 from holdfast.pipeline.state.merging import merged, write_segment
-from holdfast.pipeline.state.operator import DUPLICATES, LATE, Held, Moment, Turn
+from holdfast.pipeline.state.operator import DUPLICATES, LATE, OperatorContext, OperatorResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,28 +110,27 @@ class DedupeOperator:
         self._keys(rows)
         return {"": rows, LATE: rows, DUPLICATES: rows}
 
-    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
         keys = self._keys(rows.schema)
-        places = self._written(rows, keys, held, moment)
+        places = self._written(rows, keys, context)
         found = _count_routes(places)
         judged = places.where(f"_route = {JUDGED}").drop("_route")
-        verdict = self._verdict(judged, found[JUDGED], keys, held, moment)
-        state = held.state
+        verdict = self._verdict(judged, found[JUDGED], keys, context)
+        state = context.state
         if verdict.passed.rows > verdict.dead:
-            fresh = self._remembered(judged, verdict, keys, moment)
-            added = write_segment(held, moment, self.name, fresh)
+            fresh = self._remembered(judged, verdict, keys, context)
+            added = write_segment(context, self.name, fresh)
             state = state if added is None else replace(state, segments=(*state.segments, added))
         state = merged(
-            replace(held, state=state),
-            moment,
+            replace(context, state=state),
             self.name,
             _memory_ddl(keys),
             "SELECT * FROM {rows}",
-            dead_to_ms=moment.next_watermark_ms,
+            dead_to_ms=context.next_watermark_ms,
         )
         taken = verdict.passed + found[KEYLESS].tally
         route = self._route_sql(keys)
-        return Turn(
+        return OperatorResult(
             rows=verdict.others(rows.where(f"({route}) <> {TOO_LATE}"), _OF_ROWS),
             state=state,
             taken=taken,
@@ -139,33 +138,33 @@ class DedupeOperator:
             duplicate=verdict.doubled,
             row_count=taken.rows,
             streams={LATE: rows.where(f"({route}) = {TOO_LATE}"), DUPLICATES: verdict.duplicates(rows)},
-            counters={"expired": verdict.dead + _count_expired(held, moment)},
+            counters={"expired": verdict.dead + _count_expired(context)},
         )
 
     def _verdict(
-        self, judged: DataFrame, given: _Route, keys: Sequence[_Key], held: Held, moment: Moment
+        self, judged: DataFrame, given: _Route, keys: Sequence[_Key], context: OperatorContext
     ) -> _Verdict:
         if not given.tally.rows:
             return _Verdict(Tally(), Tally(), 0, None)
-        memory = held.frame(
+        memory = context.frame(
             _memory_ddl(keys),
-            until_above=_greatest(moment.watermark_ms, given.low_ms + (REACH - 1) * self._within_ms),
+            until_above=_greatest(context.watermark_ms, given.low_ms + (REACH - 1) * self._within_ms),
             until_to=given.high_ms + (REACH + 1) * self._within_ms - 1,
         )
-        doubles = self._duplicates(judged, given.tally.rows, memory, keys, held, moment)
+        doubles = self._duplicates(judged, given.tally.rows, memory, keys, context)
         # Asked only where the answer can be yes: a query with another number in it is compiled anew for each batch.
-        dead, dead_to_ms = "false", moment.next_watermark_ms
+        dead, dead_to_ms = "false", context.next_watermark_ms
         if dead_to_ms is not None and given.low_ms + REACH * self._within_ms <= dead_to_ms:
             dead = f"_t + {REACH * self._within_ms}L <= {dead_to_ms}L"
         return _count_judged(judged, doubles, dead)
 
     def _remembered(
-        self, judged: DataFrame, verdict: _Verdict, keys: Sequence[_Key], moment: Moment
+        self, judged: DataFrame, verdict: _Verdict, keys: Sequence[_Key], context: OperatorContext
     ) -> DataFrame:
         """What the memory gets: those that went on and can still matter."""
         until = f"_t + {REACH * self._within_ms}L AS _until"
         fresh = verdict.others(judged, PLACE_COLUMNS).selectExpr(*(key.quoted for key in keys), "_t", until)
-        return fresh.where(f"_until > {moment.next_watermark_ms}L") if verdict.dead else fresh
+        return fresh.where(f"_until > {context.next_watermark_ms}L") if verdict.dead else fresh
 
     # -------------------------------------------------------------------- keys and times
 
@@ -202,7 +201,7 @@ class DedupeOperator:
 
     # -------------------------------------------------------------------- the batch's rows
 
-    def _written(self, rows: DataFrame, keys: Sequence[_Key], held: Held, moment: Moment) -> DataFrame:
+    def _written(self, rows: DataFrame, keys: Sequence[_Key], context: OperatorContext) -> DataFrame:
         """What is needed of each row, written down: the steps before are not run again for it."""
         chosen = rows.selectExpr(
             *(f"{key.of_row} AS {key.quoted}" for key in keys),
@@ -212,7 +211,7 @@ class DedupeOperator:
             f"{self._route_sql(keys)} AS _route",
         )
         ddl = f"{_columns_ddl(keys)}, _h bigint, _t bigint, {PLACE_DDL}, _route int"
-        return _written_down(chosen, self._scratch(moment, "rows"), ddl, held.spark)
+        return _written_down(chosen, self._scratch(context, "rows"), ddl)
 
     def _duplicates(
         self,
@@ -220,11 +219,10 @@ class DedupeOperator:
         count: int,
         memory: DataFrame | None,
         keys: Sequence[_Key],
-        held: Held,
-        moment: Moment,
+        context: OperatorContext,
     ) -> DataFrame:
         """The places of rows that are duplicates."""
-        known = None if memory is None else self._known(judged, count, memory, keys, held, moment)
+        known = None if memory is None else self._known(judged, count, memory, keys, context)
         suspected = judged
         if count > SIFTED_ROWS_MIN:
             hashes = judged.groupBy("_h").count().where("count > 1").select("_h")
@@ -237,7 +235,7 @@ class DedupeOperator:
         order = ["_h", *(key.quoted for key in keys), "_new", *PLACE_COLUMNS]
         sorted_lines = lines.repartition("_h").sortWithinPartitions(*order)
         found = map_in_arrow(sorted_lines, partial(_judge, self._within_ms, len(keys)), PLACE_DDL)
-        return _written_down(found, self._scratch(moment, "duplicates"), PLACE_DDL, held.spark)
+        return _written_down(found, self._scratch(context, "duplicates"), PLACE_DDL)
 
     def _known(
         self,
@@ -245,18 +243,17 @@ class DedupeOperator:
         count: int,
         memory: DataFrame,
         keys: Sequence[_Key],
-        held: Held,
-        moment: Moment,
+        context: OperatorContext,
     ) -> DataFrame:
         """What the memory has under a hash of the batch."""
         names = [key.quoted for key in keys]
         hashed = memory.selectExpr(f"xxhash64({', '.join(names)}) AS _h", "_t", *names)
         hits = hashed.join(_small(judged.select("_h"), count), "_h", "left_semi")
         ddl = f"_h bigint, _t bigint, {_columns_ddl(keys)}"
-        return _written_down(hits, self._scratch(moment, "known"), ddl, held.spark)
+        return _written_down(hits, self._scratch(context, "known"), ddl)
 
-    def _scratch(self, moment: Moment, what: str) -> str:
-        return os.path.join(moment.scratch, f"{self.name}-{moment.label}-{what}")
+    def _scratch(self, context: OperatorContext, what: str) -> str:
+        return os.path.join(context.scratch, f"{self.name}-{context.label}-{what}")
 
 
 # ---------------------------------------------------------------------------- judging
@@ -384,11 +381,13 @@ def _count_judged(judged: DataFrame, doubles: DataFrame, dead: str) -> _Verdict:
     return _Verdict(passed, doubled, dead_count, doubles if doubled.rows else None)
 
 
-def _count_expired(held: Held, moment: Moment) -> int:
+def _count_expired(context: OperatorContext) -> int:
     """Rows that the memory lets go of between the watermark of the batch's start and that of its end."""
-    if moment.next_watermark_ms is None:
+    if context.next_watermark_ms is None:
         return 0
-    over = held.frame("_until bigint", until_above=moment.watermark_ms, until_to=moment.next_watermark_ms)
+    over = context.frame(
+        "_until bigint", until_above=context.watermark_ms, until_to=context.next_watermark_ms
+    )
     return 0 if over is None else over.count()
 
 
@@ -407,10 +406,10 @@ def _memory_ddl(keys: Sequence[_Key]) -> str:
     return f"{_columns_ddl(keys)}, _t bigint, _until bigint"
 
 
-def _written_down(frame: DataFrame, path: str, ddl: str, spark: SparkSession) -> DataFrame:
+def _written_down(frame: DataFrame, path: str, ddl: str) -> DataFrame:
     # Read a few times and gone: dictionaries of keys that hardly repeat cost more than they save.
     frame.write.options(compression="lz4_raw", **{"parquet.enable.dictionary": "false"}).parquet(path)
-    return spark.read.schema(ddl).parquet(path)
+    return frame.sparkSession.read.schema(ddl).parquet(path)
 
 
 def _small(frame: DataFrame, rows_max: int, limit: int = BROADCAST_ROWS_MAX) -> DataFrame:

@@ -34,7 +34,7 @@ from holdfast.pipeline.definition.model import EventTime, Join
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import Tally, hash_sql, join_halves
 from holdfast.pipeline.state.merging import merged, write_segment
-from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
+from holdfast.pipeline.state.operator import LATE, OperatorContext, OperatorResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,24 +100,23 @@ class JoinOperator:
     def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
         return {"": self._form(spark, rows).output, LATE: rows}
 
-    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
-        form = self._form(held.spark, rows.schema)
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
+        form = self._form(context.spark, rows.schema)
         counted = self._count(rows)
-        segment = write_segment(held, moment, self.name, self._to_remember(rows, form))
-        out, count = self._output(segment, form, held, moment)
-        expired = _count_expired(segment, held, moment)
-        state = held.state
+        segment = write_segment(context, self.name, self._to_remember(rows, form))
+        out, count = self._output(segment, form, context)
+        expired = _count_expired(segment, context)
+        state = context.state
         if segment is not None:
             state = replace(state, segments=(*state.segments, segment))
         state = merged(
-            replace(held, state=state),
-            moment,
+            replace(context, state=state),
             self.name,
             form.memory,
             "SELECT * FROM {rows}",
-            dead_to_ms=moment.next_watermark_ms,
+            dead_to_ms=context.next_watermark_ms,
         )
-        return Turn(
+        return OperatorResult(
             rows=out,
             state=state,
             taken=counted.sided + counted.neither,
@@ -189,37 +188,37 @@ class JoinOperator:
         return kept.where(f"({whole}) OR _side = {LEFT}" if self._is_left_join else whole)
 
     def _output(
-        self, segment: Segment | None, form: _Form, held: Held, moment: Moment
+        self, segment: Segment | None, form: _Form, context: OperatorContext
     ) -> tuple[DataFrame, int]:
         """The step's rows, written down and numbered, and how many there are."""
         parts = []
         new = None
         if segment is not None:
-            new = held.store.frame(held.spark, [segment], form.memory)
+            new = context.store.frame(context.spark, [segment], form.memory)
             assert new is not None
-            parts += self._new_pairs(new, segment, form, held, moment)
+            parts += self._new_pairs(new, segment, form, context)
         # A row that is new cannot close where the watermark stands still: it would have been late.
-        moved = moment.next_watermark_ms != moment.watermark_ms
-        if self._is_left_join and moved and moment.next_watermark_ms is not None:
-            parts += self._alone(new, moment.next_watermark_ms, form, held, moment)
+        moved = context.next_watermark_ms != context.watermark_ms
+        if self._is_left_join and moved and context.next_watermark_ms is not None:
+            parts += self._alone(new, context.next_watermark_ms, form, context)
         if not parts:
-            return held.spark.createDataFrame([], form.output), 0
+            return context.spark.createDataFrame([], form.output), 0
         made = parts[0]
         for part in parts[1:]:
             made = made.unionAll(part)
-        return self._numbered(made, form, held, moment)
+        return self._numbered(made, form, context)
 
     def _new_pairs(
-        self, new: DataFrame, segment: Segment, form: _Form, held: Held, moment: Moment
+        self, new: DataFrame, segment: Segment, form: _Form, context: OperatorContext
     ) -> list[DataFrame]:
         # The new rows' times, as far as the segment's limits tell: of the memory, what is near them is read.
         first_ms = segment.low_ms - max(self._lives_ms(LEFT), self._lives_ms(RIGHT))
         last_ms = segment.high_ms - min(self._lives_ms(LEFT), self._lives_ms(RIGHT))
         nearest = first_ms - self._within_ms + min(self._lives_ms(LEFT), self._lives_ms(RIGHT)) - 1
         furthest = last_ms + self._within_ms + max(self._lives_ms(LEFT), self._lives_ms(RIGHT))
-        watermark_ms = moment.watermark_ms
+        watermark_ms = context.watermark_ms
         above = nearest if watermark_ms is None else max(nearest, watermark_ms)
-        old = held.frame(form.memory, until_above=above, until_to=furthest)
+        old = context.frame(form.memory, until_above=above, until_to=furthest)
         pairs = [self._pairs(new, new, form)]
         if old is not None:
             pairs += [self._pairs(new, old, form), self._pairs(old, new, form)]
@@ -229,14 +228,14 @@ class JoinOperator:
         return self._selected(self._met(lefts, rights, form, "inner"), form)
 
     def _alone(
-        self, new: DataFrame | None, closed_ms: int, form: _Form, held: Held, moment: Moment
+        self, new: DataFrame | None, closed_ms: int, form: _Form, context: OperatorContext
     ) -> list[DataFrame]:
         """Left rows whose time is over and that nothing was found for."""
         from pyspark.sql import functions
 
         # A right row that a closing left one met is at most `within` later, and remembered for so much longer.
         reach_ms = closed_ms - self._lives_ms(LEFT) + self._within_ms + self._lives_ms(RIGHT)
-        old = held.frame(form.memory, until_above=moment.watermark_ms, until_to=reach_ms)
+        old = context.frame(form.memory, until_above=context.watermark_ms, until_to=reach_ms)
         known = old if new is None else new if old is None else old.unionAll(new)
         if known is None:
             return []
@@ -269,16 +268,16 @@ class JoinOperator:
             *(f"{sql} AS {quoted(name)}" for name, sql in self._step.select.items()),
         )
 
-    def _numbered(self, made: DataFrame, form: _Form, held: Held, moment: Moment) -> tuple[DataFrame, int]:
+    def _numbered(self, made: DataFrame, form: _Form, context: OperatorContext) -> tuple[DataFrame, int]:
         from pyspark.sql.types import StructField, StructType
 
         order = ", ".join(f"{side}.`{part}`" for side in (LEFT_PLACE, RIGHT_PLACE) for part in PLACE)
         number = f"row_number() OVER (PARTITION BY _bucket ORDER BY {order}) AS _number"
-        path = os.path.join(moment.scratch, f"{self.name}-{moment.label}-rows")
+        path = os.path.join(context.scratch, f"{self.name}-{context.label}-rows")
         numbered = made.selectExpr("*", number)
         numbered.write.option("compression", "lz4_raw").parquet(path)
         schema = StructType([StructField(each.name, each.dataType) for each in numbered.schema.fields])
-        written = held.spark.read.schema(schema).parquet(path)
+        written = context.spark.read.schema(schema).parquet(path)
         counts = {row["_bucket"]: row["count"] for row in written.groupBy("_bucket").count().collect()}
         before, total = [], 0
         for bucket in range(BUCKETS):
@@ -286,7 +285,7 @@ class JoinOperator:
             total += counts.get(bucket, 0)
         starts = f"array({', '.join(map(str, before))})"
         index = f"CAST(get({starts}, _bucket) + _number - 1 AS INT)"
-        return written.selectExpr(*self._narrow(moment.number, index), *self._own_names), total
+        return written.selectExpr(*self._narrow(context.number, index), *self._own_names), total
 
     @property
     def _own_names(self) -> list[str]:
@@ -376,14 +375,14 @@ class _Counted:
     neither: Tally = NONE
 
 
-def _count_expired(segment: Segment | None, held: Held, moment: Moment) -> int:
+def _count_expired(segment: Segment | None, context: OperatorContext) -> int:
     """Rows that the memory lets go of in this batch, those included that it need not take at all."""
-    if moment.next_watermark_ms is None:
+    if context.next_watermark_ms is None:
         return 0
-    to_ms = moment.next_watermark_ms
-    over = [held.frame("_until bigint", until_above=moment.watermark_ms, until_to=to_ms)]
+    to_ms = context.next_watermark_ms
+    over = [context.frame("_until bigint", until_above=context.watermark_ms, until_to=to_ms)]
     if segment is not None:
-        over.append(held.store.frame(held.spark, [segment], "_until bigint", until_to=to_ms))
+        over.append(context.store.frame(context.spark, [segment], "_until bigint", until_to=to_ms))
     return sum(frame.count() for frame in over if frame is not None)
 
 

@@ -43,7 +43,7 @@ from holdfast.pipeline.digest import Tally, hash_sql
 from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, bucket_of, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
 from holdfast.pipeline.state.merging import merged_tier, segments_to_merge, with_merged
-from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
+from holdfast.pipeline.state.operator import LATE, OperatorContext, OperatorResult
 from holdfast.pipeline.state.segments import Segment, alive, check_present, not_seen
 
 if TYPE_CHECKING:
@@ -112,14 +112,14 @@ class KeyedOperator:
         self._check_function(self._function)
         return {"": self._rows_schema(self._shapes_on(rows)), LATE: rows}
 
-    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
         shapes = self._shapes_on(rows.schema)
-        job, kept, merging = self._job(shapes, held, moment)
+        job, kept, merging = self._job(shapes, context)
         reports = _collect(self._dealt(rows, shapes, len(job.files)), job)
-        segments = _segments(held, job, reports, kept, merging)
-        return Turn(
-            rows=self._rows(held.spark, shapes, moment, reports),
-            state=replace(held.state, segments=segments, notes=self._notes(held, job, reports)),
+        segments = _segments(context, job, reports, kept, merging)
+        return OperatorResult(
+            rows=self._rows(context, shapes, reports),
+            state=replace(context.state, segments=segments, notes=self._notes(context, job, reports)),
             taken=_tally(reports, "taken"),
             late=_tally(reports, "late"),
             duplicate=Tally(),
@@ -234,23 +234,23 @@ class KeyedOperator:
     # -------------------------------------------------------------------- the job
 
     def _job(
-        self, shapes: Shapes, held: Held, moment: Moment
+        self, shapes: Shapes, context: OperatorContext
     ) -> tuple[KeyedJob, tuple[Segment, ...], Sequence[Segment]]:
         """What workers are told; the segments that matter where the turn ends, and those of them that become one."""
-        notes = held.state.notes
+        notes = context.state.notes
         buckets = int(notes.get("buckets", BUCKETS))
         is_event = self._step.timers == "event"
         since = Passed(_number(notes.get("watermark_ms")), _number(notes.get("clock_ms")))
-        now = Passed(_number(moment.next_watermark_ms), moment.batch_time_ms)
-        known = kept = held.state.segments
+        now = Passed(_number(context.next_watermark_ms), context.batch_time_ms)
+        known = kept = context.state.segments
         # A processing timer can hold a key past its `_until`: such rows are dropped by merging only.
         if is_event:
             known = alive(known, since.watermark_ms)  # what ends within this turn has its last say in it
             kept = alive(known, now.watermark_ms)
         merging = segments_to_merge(kept) or []
         for segment in known:
-            check_present(held.store.path, segment)
-        rows_directory = os.path.join(moment.scratch, f"keyed-{self.name}")
+            check_present(context.store.path, segment)
+        rows_directory = os.path.join(context.scratch, f"keyed-{self.name}")
         job = KeyedJob(
             step=self.name,
             function=self._pickled_function,
@@ -263,15 +263,15 @@ class KeyedOperator:
             state=shapes.state_arrow,
             ttl_ms=self._ttl_ms,
             is_event=is_event,
-            number=moment.number,
+            number=context.number,
             since=since,
             now=now,
-            files=_by_bucket(held, known, buckets),
-            merging=_by_bucket(held, merging, buckets),
+            files=_by_bucket(context, known, buckets),
+            merging=_by_bucket(context, merging, buckets),
             merges_all=len(merging) == len(kept),
             rows_directory=rows_directory,
-            state_directory=held.store.segment_dir(moment.label, self.name),
-            merged_directory=held.store.segment_dir(moment.label, self.name),
+            state_directory=context.store.segment_dir(context.label, self.name),
+            merged_directory=context.store.segment_dir(context.label, self.name),
         )
         for directory in (job.rows_directory, job.state_directory, job.merged_directory):
             os.makedirs(directory, exist_ok=True)
@@ -312,23 +312,23 @@ class KeyedOperator:
     # -------------------------------------------------------------------- what came of it
 
     def _rows(
-        self, spark: SparkSession, shapes: Shapes, moment: Moment, reports: Sequence[Mapping[str, Any]]
+        self, context: OperatorContext, shapes: Shapes, reports: Sequence[Mapping[str, Any]]
     ) -> DataFrame:
         """The step's rows, numbered through."""
         schema = self._rows_schema(shapes)
         files = [report["rows_file"] for report in reports if report["rows_file"]]
         if not files:
-            return spark.createDataFrame([], schema)
+            return context.spark.createDataFrame([], schema)
         stored = ddl_schema("_bucket int, _index bigint, _key binary, _timestamp timestamp")
         for field in shapes.output.fields:
             stored = stored.add(field)
         firsts = itertools.accumulate((report["rows"] for report in reports), initial=0)
         first = f"array({', '.join(f'{number}L' for number in firsts)})[_bucket]"
         return (
-            spark.read.schema(stored)
+            context.spark.read.schema(stored)
             .parquet(*files)
             .selectExpr(
-                of_step(self.name, f"{moment.number}L", f"CAST({first} + _index AS INT)"),
+                of_step(self.name, f"{context.number}L", f"CAST({first} + _index AS INT)"),
                 "_key",
                 "_timestamp",
                 "false AS _tombstone",
@@ -337,13 +337,15 @@ class KeyedOperator:
             )
         )
 
-    def _notes(self, held: Held, job: KeyedJob, reports: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def _notes(
+        self, context: OperatorContext, job: KeyedJob, reports: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
         counted = {
-            name: int(held.state.notes.get(name, 0)) + sum(report["counters"][name] for report in reports)
+            name: int(context.state.notes.get(name, 0)) + sum(report["counters"][name] for report in reports)
             for name in ("keys", "expired", "fired")
         }
         return {
-            **held.state.notes,
+            **context.state.notes,
             **counted,
             "buckets": len(job.files),
             "watermark_ms": None if job.now.watermark_ms == NEVER else job.now.watermark_ms,
@@ -361,10 +363,12 @@ def _struct(schema: pa.Schema) -> pa.StructType:
     return pa.struct(list(schema))
 
 
-def _by_bucket(held: Held, segments: Sequence[Segment], buckets: int) -> tuple[tuple[str, ...], ...]:
+def _by_bucket(
+    context: OperatorContext, segments: Sequence[Segment], buckets: int
+) -> tuple[tuple[str, ...], ...]:
     found: list[list[str]] = [[] for _ in range(buckets)]
     for segment in segments:
-        for path in held.store.paths(segment):
+        for path in context.store.paths(segment):
             found[bucket_of(path)].append(path)
     return tuple(map(tuple, found))
 
@@ -390,16 +394,18 @@ def _tally(reports: Sequence[Mapping[str, Any]], name: str) -> Tally:
 
 
 def _segments(
-    held: Held,
+    context: OperatorContext,
     job: KeyedJob,
     reports: Sequence[Mapping[str, Any]],
     kept: tuple[Segment, ...],
     merging: Sequence[Segment],
 ) -> tuple[Segment, ...]:
     """The state's segments where the turn ends."""
-    added = _adopted(held.store, job.state_directory, [report["state_file"] for report in reports], 0)
+    added = _adopted(context.store, job.state_directory, [report["state_file"] for report in reports], 0)
     tier = merged_tier(merging) if merging else 0
-    merged = _adopted(held.store, job.merged_directory, [report["merged_file"] for report in reports], tier)
+    merged = _adopted(
+        context.store, job.merged_directory, [report["merged_file"] for report in reports], tier
+    )
     segments = with_merged(kept, merging, merged) if merging else kept
     return (*segments, *([added] if added else []))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from holdfast.pipeline.state.operator import Held, Moment
+    from holdfast.pipeline.state.operator import OperatorContext
 
 FAN_IN: Final = 8
 """Segments of one tier that become one of the next."""
@@ -85,16 +85,16 @@ def with_merged(
     return (*before, *([result] if result else []), *after)
 
 
-def write_segment(held: Held, moment: Moment, step: str, rows: DataFrame, tier: int = 0) -> Segment | None:
+def write_segment(context: OperatorContext, step: str, rows: DataFrame, tier: int = 0) -> Segment | None:
     """Write these rows, which have `_until`, as a segment of the step's state; None when there are none."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
-    directory = held.store.segment_dir(moment.label, step)
+    directory = context.store.segment_dir(context.label, step)
     written = Observation()
     counted = rows.observe(written, f.count(f.lit(1)).alias("rows"))
     counted.write.option("compression", "lz4_raw").parquet(directory)
-    segment = held.store.adopt(directory, tier)
+    segment = context.store.adopt(directory, tier)
     seen = 0 if segment is None else segment.rows
     if seen != written.get["rows"]:
         raise not_seen(
@@ -104,8 +104,7 @@ def write_segment(held: Held, moment: Moment, step: str, rows: DataFrame, tier: 
 
 
 def merged(
-    held: Held,
-    moment: Moment,
+    context: OperatorContext,
     step: str,
     schema: StructType | str,
     query: str,
@@ -117,14 +116,14 @@ def merged(
     Rows whose `_until` is at or before `dead_to_ms` are left out, and segments of nothing else are dropped unread. The
     state as it was, where nothing is due.
     """
-    state = replace(held.state, segments=alive(held.state.segments, dead_to_ms))
+    state = replace(context.state, segments=alive(context.state.segments, dead_to_ms))
     merging = segments_to_merge(state.segments)
     if merging is None:
         return state
-    rows = held.store.frame(held.spark, merging, schema, until_above=dead_to_ms)
+    rows = context.store.frame(context.spark, merging, schema, until_above=dead_to_ms)
     if rows is None:
         return replace(state, segments=with_merged(state.segments, merging, None))
     files = 1 + sum(segment.bytes for segment in merging) // FILE_BYTES
-    result = held.spark.sql(query, rows=rows).coalesce(files)
-    segment = write_segment(held, moment, step, result, merged_tier(merging))
+    result = context.spark.sql(query, rows=rows).coalesce(files)
+    segment = write_segment(context, step, result, merged_tier(merging))
     return replace(state, segments=with_merged(state.segments, merging, segment))

@@ -1,15 +1,19 @@
-"""What a step with a memory is to the engine: rows and state in, rows and state out.
+"""What a step with a state is to the engine: rows and state in, rows and state out.
 
-A step is asked once per batch. It gets the rows that reach it, its state as it stands where the batch begins, and the
-moment; it gives its rows, what became late, and its state where the batch ends. It keeps nothing between two turns:
-what it needs to know is in the state, so a turn repeated from the same version gives the same rows.
+A step is asked once per micro-batch. It gets the rows that reach it, and as its context the state where the batch
+begins, and the times; it gives its rows, what became late, and its state where the batch ends. It keeps nothing between
+two batches: what it needs to know is in the state, so a batch repeated from the same version gives the same rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
+
+from holdfast.pipeline.core.failures import StepError
+from holdfast.pipeline.definition.model import Dedupe, Join, Keyed, PipelineDefinition, Step, Window
+from holdfast.pipeline.definition.streams import side_condition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,29 +27,23 @@ DUPLICATES = "duplicates"
 
 
 @dataclass(frozen=True)
-class Moment:
-    """When a turn is taken."""
-
-    batch_time_ms: int
-    watermark_ms: int | None
-    """Of the pipeline where the batch begins; nothing before the first event."""
-    next_watermark_ms: int | None
-    """Where it ends: what ends at or before it closes in this turn."""
-    number: int
-    """Of the version this turn helps to make: the `offset` in the lineage of a tap's rows."""
-    scratch: str
-    """A directory for what has to be written down; it goes with the batch."""
-    label: str
-    """Unique to this attempt."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """A step's state, and the means to read and to add to it."""
+class OperatorContext:
+    """A step's state, the means to read and to add to it, and when it runs."""
 
     spark: SparkSession
     store: StateStore
     state: StepState
+    batch_time_ms: int
+    watermark_ms: int | None
+    """Of the pipeline where the batch begins; nothing before the first event."""
+    next_watermark_ms: int | None
+    """Where it ends: what ends at or before it closes in this batch."""
+    number: int
+    """Of the version this batch makes: the `offset` in the lineage of a tap's rows."""
+    scratch: str
+    """A directory for what has to be written down; it goes with the batch."""
+    label: str
+    """Unique to this attempt."""
 
     def frame(
         self, schema: StructType | str, *, until_above: int | None = None, until_to: int | None = None
@@ -55,7 +53,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Turn:
+class OperatorResult:
     """What a step made of a batch."""
 
     rows: DataFrame
@@ -73,8 +71,8 @@ class Turn:
     """For progress and metrics: `closed`, `expired`, `corrected`, `late_windows`…"""
 
 
-class Operator(Protocol):
-    """One step with a memory."""
+class StatefulOperator(Protocol):
+    """One step with a state."""
 
     name: str
     is_tap: bool
@@ -82,5 +80,36 @@ class Operator(Protocol):
     def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
         """Of the rows it gives, under "" and by stream; `StepError` for a step that cannot work on such rows."""
 
-    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
-        """Take a turn. May run jobs; frames it returns give the same rows however often they are read."""
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
+        """Take a batch. May run jobs; frames it returns give the same rows however often they are read."""
+
+
+def operator_of(step: Step, definition: PipelineDefinition) -> StatefulOperator:
+    """The step as the engine runs it."""
+    event, source = definition.source.event_time, definition.source
+    if event is None:
+        raise StepError(
+            step.name,
+            "it remembers rows by the time of their events, and the source does not say when those happen: name the "
+            "field by `source.event_time`",
+        )
+    match step:
+        case Dedupe():
+            from holdfast.pipeline.state.dedupe import DedupeOperator
+
+            return DedupeOperator(step, event)
+        case Window():
+            from holdfast.pipeline.state.windows import WindowOperator
+
+            return WindowOperator(step, event)
+        case Join():
+            from holdfast.pipeline.state.joins import JoinOperator
+
+            left, right = (side_condition(source, side) for side in (step.left, step.right))
+            return JoinOperator(replace(step, left=left, right=right), event)
+        case Keyed():
+            from holdfast.pipeline.state.keyed import KeyedOperator
+
+            return KeyedOperator(step, event, definition.directory)
+        case _:
+            raise AssertionError(f"{step.name!r} has no state")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-    from holdfast.pipeline.state.operator import Held, Moment
+    from holdfast.pipeline.state.operator import OperatorContext
 
 IS_LATE: Final = "_late"
 HASH: Final = "_hash"
@@ -110,7 +110,7 @@ def steady(value: int, column: str) -> str:
 # ---------------------------------------------------------------------------- what a batch adds
 
 
-def add(layout: Layout, rows: DataFrame, held: Held, moment: Moment) -> Added:
+def add(layout: Layout, rows: DataFrame, context: OperatorContext) -> Added:
     """Aggregate these rows into a segment of their own."""
     marked = layout.spans.assigned(rows).selectExpr("*", f"{hash_sql()} AS {HASH}")
     if layout.aggregation.is_general:
@@ -118,8 +118,8 @@ def add(layout: Layout, rows: DataFrame, held: Held, moment: Moment) -> Added:
         if not taken.rows:
             return Added(None, taken, late)
         pieces = _raw(layout, marked.where(f"{START} IS NOT NULL"))
-        return Added(write_segment(held, moment, layout.step, pieces), taken, late)
-    return _written_apart(layout, _aggregated(layout, marked), held, moment)
+        return Added(write_segment(context, layout.step, pieces), taken, late)
+    return _written_apart(layout, _aggregated(layout, marked), context)
 
 
 def _aggregated(layout: Layout, marked: DataFrame) -> DataFrame:
@@ -142,17 +142,17 @@ def _raw(layout: Layout, kept: DataFrame) -> DataFrame:
     return kept.selectExpr(*layout.keys, *layout.spans.times, until, *sums, *names, order)
 
 
-def _written_apart(layout: Layout, pieces: DataFrame, held: Held, moment: Moment) -> Added:
+def _written_apart(layout: Layout, pieces: DataFrame, context: OperatorContext) -> Added:
     """Write what was taken as a segment, and count what was late from what is written beside it."""
-    aside = held.store.segment_dir(moment.label, f"{layout.step}-aside")
+    aside = context.store.segment_dir(context.label, f"{layout.step}-aside")
     marked = pieces.selectExpr("*", f"{START} IS NULL AS {IS_LATE}")
     marked.write.option("compression", "lz4_raw").partitionBy(IS_LATE).parquet(aside)
     segment, taken = None, Tally()
     if os.path.isdir(found := os.path.join(aside, f"{IS_LATE}=false")):
-        directory = held.store.segment_dir(moment.label, layout.step)
+        directory = context.store.segment_dir(context.label, layout.step)
         os.rename(found, directory)
         taken = _tally(directory)
-        segment = held.store.adopt(directory)
+        segment = context.store.adopt(directory)
     return Added(segment, taken, _tally(os.path.join(aside, f"{IS_LATE}=true")))
 
 
@@ -194,17 +194,17 @@ def merged_pieces(layout: Layout, pieces: DataFrame) -> DataFrame:
 
 
 def settled(
-    layout: Layout, held: Held, moment: Moment, segments: Sequence[Segment]
+    layout: Layout, context: OperatorContext, segments: Sequence[Segment]
 ) -> tuple[tuple[Segment, ...], int]:
     """The segments without what is over, those that are due made one; and how many rows went as over."""
-    dead_to_ms = moment.next_watermark_ms
+    dead_to_ms = context.next_watermark_ms
     living = alive(segments, dead_to_ms)
     expired = sum(segment.rows for segment in segments) - sum(segment.rows for segment in living)
     merging = segments_to_merge(living)
     if merging is None:
         return living, expired
     result: Segment | None = None
-    pieces = held.store.frame(held.spark, merging, layout.schema, until_above=dead_to_ms)
+    pieces = context.store.frame(context.spark, merging, layout.schema, until_above=dead_to_ms)
     if pieces is not None:
         count = sum(segment.rows for segment in merging)
         if count <= ROWS_FOR_ONE_TASK:
@@ -215,5 +215,5 @@ def settled(
             pieces = merged_pieces(layout, pieces)
         elif count > ROWS_FOR_ONE_TASK:
             pieces = pieces.coalesce(1 + sum(segment.bytes for segment in merging) // FILE_BYTES)
-        result = write_segment(held, moment, layout.step, pieces, merged_tier(merging))
+        result = write_segment(context, layout.step, pieces, merged_tier(merging))
     return with_merged(living, merging, result), expired

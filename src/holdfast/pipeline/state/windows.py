@@ -24,7 +24,7 @@ from holdfast.pipeline.definition.model import EventTime, Window
 from holdfast.pipeline.digest import Tally
 from holdfast.pipeline.state.aggregates import compile_aggregates
 from holdfast.pipeline.state.merging import write_segment
-from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
+from holdfast.pipeline.state.operator import LATE, OperatorContext, OperatorResult
 from holdfast.pipeline.state.segments import UNTIL, Segment
 from holdfast.pipeline.state.sessions import EARLIER, NO_SESSION, SESSION, earlier_sessions, numbered_sessions
 from holdfast.pipeline.state.spans import END, START, spans_of
@@ -78,10 +78,10 @@ class WindowOperator:
     def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
         return {"": self._plan(spark, rows).schema, LATE: rows}
 
-    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
-        plan = self._plan(held.spark, rows.schema)
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
+        plan = self._plan(context.spark, rows.schema)
         with telling(self.name):
-            return plan.turn(rows, held, moment)
+            return plan.run(rows, context)
 
     def _plan(self, spark: SparkSession, rows: StructType) -> _Plan:
         known = rows.json()
@@ -121,17 +121,17 @@ class _Plan:
         ).schema
         self._nothing = spark.createDataFrame([], self.schema)
 
-    def turn(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
-        added = add(self._layout, rows, held, moment)
+    def run(self, rows: DataFrame, context: OperatorContext) -> OperatorResult:
+        added = add(self._layout, rows, context)
         new = [added.segment] if added.segment is not None else []
-        wanted = self._range(added, moment)
-        given, count = self._give(held, new, wanted, moment)
-        carried = self._carried(held, new, moment) if self._spans.is_session else []
-        segments, expired = settled(self._layout, held, moment, [*held.state.segments, *new, *carried])
-        notes, late_windows = self._note_late(rows, held.state.notes, added.late)
-        return Turn(
+        wanted = self._range(added, context)
+        given, count = self._give(context, new, wanted)
+        carried = self._carried(context, new) if self._spans.is_session else []
+        segments, expired = settled(self._layout, context, [*context.state.segments, *new, *carried])
+        notes, late_windows = self._note_late(rows, context.state.notes, added.late)
+        return OperatorResult(
             rows=given,
-            state=replace(held.state, segments=segments, notes=notes),
+            state=replace(context.state, segments=segments, notes=notes),
             taken=added.taken,
             late=added.late,
             duplicate=Tally(),
@@ -146,9 +146,9 @@ class _Plan:
 
     # -------------------------------------------------------------------- what is given out
 
-    def _range(self, added: Added, moment: Moment) -> Range | None:
+    def _range(self, added: Added, context: OperatorContext) -> Range | None:
         """None: no window can be given out."""
-        now, later = moment.watermark_ms, moment.next_watermark_ms
+        now, later = context.watermark_ms, context.next_watermark_ms
         hold, spread, new = self._spans.hold_ms, self._spans.spread_ms, added.segment
         closed = None if now is None else now + hold
         first = None if new is None else new.low_ms - spread - 1
@@ -166,23 +166,23 @@ class _Plan:
         return Range(now if self._spans.is_session else touched, later + hold + spread, closed, tracks=True)
 
     def _give(
-        self, held: Held, new: Sequence[Segment], wanted: Range | None, moment: Moment
+        self, context: OperatorContext, new: Sequence[Segment], wanted: Range | None
     ) -> tuple[DataFrame, int]:
         nothing = self._nothing, 0
         if wanted is None:
             return nothing
         above, to = wanted.above, wanted.to
-        segments = [*held.state.segments, *new]
+        segments = [*context.state.segments, *new]
         chosen = [segment for segment in segments if segment.may_hold(above, to)]
         if not chosen:
             return nothing
         if self._spans.is_session:
             # A session is made of pieces of any time: all that are alive.
-            above, to = moment.watermark_ms, None
+            above, to = context.watermark_ms, None
             chosen = [segment for segment in segments if segment.may_hold(above, to)]
         count = sum(segment.rows for segment in chosen)
-        old = self._pieces(held, [segment for segment in chosen if segment not in new], above, to)
-        ours = self._pieces(held, [segment for segment in chosen if segment in new], above, to)
+        old = self._pieces(context, [segment for segment in chosen if segment not in new], above, to)
+        ours = self._pieces(context, [segment for segment in chosen if segment in new], above, to)
         if self._step.emit == "changes" and old is not None and ours is not None:
             # Of a large state, only the windows that the batch touched.
             old = self._looked_up(old, ours) if new[0].rows <= ROWS_TO_LOOK_UP < count else old
@@ -191,15 +191,15 @@ class _Plan:
             return nothing
         is_small = count <= ROWS_FOR_ONE_TASK
         windows = self._windows(pieces, wanted, is_small=is_small)
-        rows = tap_rows(self._step, windows, moment.number, is_small=is_small)
-        directory = os.path.join(moment.scratch, f"{self._step.name}-{moment.number}-rows")
-        return written_down(held.spark, rows, directory, self.schema)
+        rows = tap_rows(self._step, windows, context.number, is_small=is_small)
+        directory = os.path.join(context.scratch, f"{self._step.name}-{context.number}-rows")
+        return written_down(context.spark, rows, directory, self.schema)
 
     def _pieces(
-        self, held: Held, segments: Sequence[Segment], above: int | None, to: int | None
+        self, context: OperatorContext, segments: Sequence[Segment], above: int | None, to: int | None
     ) -> DataFrame | None:
         """Rows of these segments whose `_until` is above the one and not past the other."""
-        pieces = held.store.frame(held.spark, segments, self._layout.schema)
+        pieces = context.store.frame(context.spark, segments, self._layout.schema)
         if pieces is not None and above is not None:
             pieces = pieces.where(f"{UNTIL} > {steady(above, UNTIL)}")
         if pieces is not None and to is not None:
@@ -274,14 +274,14 @@ class _Plan:
 
     # -------------------------------------------------------------------- sessions that go on
 
-    def _carried(self, held: Held, new: Sequence[Segment], moment: Moment) -> list[Segment]:
+    def _carried(self, context: OperatorContext, new: Sequence[Segment]) -> list[Segment]:
         """Pieces whose own time is over and whose session goes on, written again with its time."""
-        over = moment.next_watermark_ms
-        segments = [*held.state.segments, *new]
-        if over is None or not any(segment.may_hold(moment.watermark_ms, over) for segment in segments):
+        over = context.next_watermark_ms
+        segments = [*context.state.segments, *new]
+        if over is None or not any(segment.may_hold(context.watermark_ms, over) for segment in segments):
             return []
-        living = [segment for segment in segments if segment.may_hold(moment.watermark_ms, None)]
-        pieces = self._pieces(held, living, moment.watermark_ms, None)
+        living = [segment for segment in segments if segment.may_hold(context.watermark_ms, None)]
+        pieces = self._pieces(context, living, context.watermark_ms, None)
         if pieces is None:
             return []
         layout, now = self._layout, steady(over, UNTIL)
@@ -294,7 +294,7 @@ class _Plan:
         going_on = going_on.selectExpr(*columns, SESSION)
         is_general = layout.aggregation.is_general
         rows = going_on.drop(SESSION) if is_general else merged_pieces(layout, going_on)
-        segment = write_segment(held, moment, layout.step, rows)
+        segment = write_segment(context, layout.step, rows)
         return [segment] if segment is not None else []
 
     # -------------------------------------------------------------------- counters
