@@ -20,7 +20,7 @@ from bench.stats import percentile
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from holdfast.pipeline.definition.builder import Pipeline
+    from holdfast.pipeline import Pipeline
     from holdfast.pipeline.engine.progress import BatchDone, Summary
 
 FIELDS: Final = {

@@ -25,7 +25,7 @@ from bench.servers import Broker
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from holdfast.pipeline.definition.builder import Pipeline
+    from holdfast.pipeline import Pipeline
     from holdfast.pipeline.engine.progress import Event
 
 SPARKS_OWN: Final = "Spark's own, RocksDB"

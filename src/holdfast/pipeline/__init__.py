@@ -11,7 +11,6 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.definition.builder import Pipeline
     from holdfast.pipeline.definition.errors import DefinitionError
     from holdfast.pipeline.definition.loading import load_pipeline
     from holdfast.pipeline.definition.model import (
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         PipelineDefinition,
         PostgresSink,
     )
+    from holdfast.pipeline.pipeline import Pipeline
 
 __all__ = [
     "DeadLetter",
@@ -41,13 +41,17 @@ __all__ = [
     "load_pipeline",
 ]
 
-_PLACES: Final = {"Pipeline": "builder", "DefinitionError": "errors", "load_pipeline": "loading"}
+_PLACES: Final = {
+    "Pipeline": "pipeline",
+    "DefinitionError": "definition.errors",
+    "load_pipeline": "definition.loading",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.definition.{_PLACES.get(name, 'model')}")
+    module = importlib.import_module(f"{__name__}.{_PLACES.get(name, 'definition.model')}")
     found = getattr(module, name)
     globals()[name] = found
     return found

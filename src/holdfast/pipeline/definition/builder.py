@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 from holdfast.pipeline.definition.model import (
     DeadLetter,
@@ -32,14 +32,11 @@ from holdfast.pipeline.definition.model import (
 )
 from holdfast.pipeline.definition.naming import kind_of_sink
 
-if TYPE_CHECKING:
-    from holdfast.pipeline.engine.progress import Summary
-
 DecodingWords = str | Mapping[str, Any] | Decoding
 """A format's name, the words of YAML, or the value itself."""
 
 
-class Pipeline:
+class PipelineBuilder:
     def __init__(
         self,
         name: str,
@@ -77,7 +74,7 @@ class Pipeline:
         starting: str | None = None,
         batch_records: int | None = None,
         batch_bytes: int | str | None = None,
-    ) -> Pipeline:
+    ) -> Self:
         """What is read; once."""
         source = {name: given for name, given in locals().items() if name != "self"}
         source |= {"topics": topics or None, "value": _words(value), "key": _words(key)}
@@ -87,15 +84,15 @@ class Pipeline:
             source["event_time"] = _given(event_time)
         return self._with(source=source)
 
-    def expect(self, that: str, *, name: str | None = None, otherwise: OnBreak | None = None) -> Pipeline:
+    def expect(self, that: str, *, name: str | None = None, otherwise: OnBreak | None = None) -> Self:
         """A rule; `otherwise` says what becomes of a row that breaks it (warn, drop, quarantine, fail)."""
         return self._step("expect", {"that": that, "name": name, "else": otherwise})
 
-    def filter(self, where: str, *, name: str | None = None) -> Pipeline:
+    def filter(self, where: str, *, name: str | None = None) -> Self:
         """Rows for which this is true stay; the others are counted as filtered."""
         return self._step("filter", locals())
 
-    def sql(self, query: str, *, name: str | None = None, expand: bool | None = None) -> Pipeline:
+    def sql(self, query: str, *, name: str | None = None, expand: bool | None = None) -> Self:
         """A query over `input`; it selects `_hf`."""
         return self._step("sql", locals())
 
@@ -108,7 +105,7 @@ class Pipeline:
         schema: str | Mapping[str, str] | None = None,
         mode: Literal["arrow", "pandas"] | None = None,
         expand: bool | None = None,
-    ) -> Pipeline:
+    ) -> Self:
         """A function over batches of rows."""
         return self._step("python", locals())
 
@@ -119,7 +116,7 @@ class Pipeline:
         within: str | None = None,
         unordered: bool | None = None,
         name: str | None = None,
-    ) -> Pipeline:
+    ) -> Self:
         """The first row of a key goes on; those that come after it within a time leave."""
         return self._step("dedupe", {**locals(), "key": key or None})
 
@@ -133,7 +130,7 @@ class Pipeline:
         missing: Missing | None = None,
         refresh: str | None = None,
         name: str | None = None,
-    ) -> Pipeline:
+    ) -> Self:
         """Columns of a reference table."""
         return self._step("lookup", locals())
 
@@ -150,7 +147,7 @@ class Pipeline:
         late: Literal["route", "correct"] | None = None,
         correct_within: str | None = None,
         name: str | None = None,
-    ) -> Pipeline:
+    ) -> Self:
         """Aggregates by key and windows of event time; `write(…, rows=name)` takes them."""
         return self._step("window", locals())
 
@@ -166,7 +163,7 @@ class Pipeline:
         timers: Literal["event", "processing"] | None = None,
         unordered: bool | None = None,
         name: str | None = None,
-    ) -> Pipeline:
+    ) -> Self:
         """A function with a state for each key; `write(…, rows=name)` takes its rows."""
         return self._step("keyed", locals())
 
@@ -180,11 +177,11 @@ class Pipeline:
         within: str | None = None,
         kind: Literal["inner", "left"] | None = None,
         name: str | None = None,
-    ) -> Pipeline:
+    ) -> Self:
         """Pairs of rows that happened near each other; `write(…, rows=name)` takes them."""
         return self._step("join", locals())
 
-    def write(self, sink: SinkDefinition | str, **settings: Any) -> Pipeline:
+    def write(self, sink: SinkDefinition | str, **settings: Any) -> Self:
         """Another sink: `write("parquet", path="out")`, or `write(ParquetSink("out"))`; `rows` says whose."""
         if isinstance(sink, str):
             entry: dict[str, Any] = {sink: settings}
@@ -192,7 +189,7 @@ class Pipeline:
             entry = {kind_of_sink(sink): {**_given(sink), **settings}}
         return self._with(sinks=[*self._document["sinks"], entry])
 
-    def dead_letter(self, topic: str | DeadLetter, **settings: Any) -> Pipeline:
+    def dead_letter(self, topic: str | DeadLetter, **settings: Any) -> Self:
         """Where records go that cannot be parsed or break a rule."""
         given = {"topic": topic} if isinstance(topic, str) else _given(topic)
         return self._with(dead_letter={**given, **settings})
@@ -203,19 +200,13 @@ class Pipeline:
 
         return from_document(self._document, directory=directory).definition
 
-    def run(self, *, directory: str = ".", **options: Any) -> Summary:
-        """Run it in this process, to the end that its trigger means; options as those of `run_pipeline`."""
-        from holdfast.pipeline.engine.running import run_pipeline
-
-        return run_pipeline(self.definition(directory=directory), **options)
-
-    def _step(self, kind: str, arguments: Mapping[str, Any]) -> Pipeline:
+    def _step(self, kind: str, arguments: Mapping[str, Any]) -> Self:
         """The methods of steps have a parameter for each key, and give them all; None is as good as absent."""
         settings = {name: value for name, value in arguments.items() if name != "self"}
         return self._with(steps=[*self._document["steps"], {kind: settings}])
 
-    def _with(self, **changes: Any) -> Pipeline:
-        other = Pipeline(self._document["pipeline"])
+    def _with(self, **changes: Any) -> Self:
+        other = type(self)(self._document["pipeline"])
         other._document = {**self._document, **changes}
         return other
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from holdfast.pipeline.definition.builder import Pipeline
+from holdfast.pipeline.definition.builder import PipelineBuilder
 from holdfast.pipeline.definition.documents import Findings, Node, from_values, from_yaml
 from holdfast.pipeline.definition.errors import DefinitionError, Finding, Path
 from holdfast.pipeline.definition.functions import FunctionMissing, run_file
@@ -64,7 +64,7 @@ def load_module(place: str) -> PipelineDefinition:
     found = {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, Pipeline | PipelineDefinition) and not name.startswith("_")
+        if isinstance(value, PipelineBuilder | PipelineDefinition) and not name.startswith("_")
     }
     if wanted:
         found = {name: value for name, value in found.items() if name == wanted}
@@ -77,7 +77,7 @@ def load_module(place: str) -> PipelineDefinition:
         hint = f"; name one, as {path}:NAME" if found else "; assign a Pipeline(…) to a name at its top"
         raise DefinitionError([Finding((), what + hint, file=path)])
     (pipeline,) = distinct.values()
-    if isinstance(pipeline, Pipeline):
+    if isinstance(pipeline, PipelineBuilder):
         return pipeline.definition(directory=os.path.dirname(os.path.abspath(path)))
     return pipeline
 

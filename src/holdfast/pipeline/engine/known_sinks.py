@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from holdfast.atomic import read_named, write_atomically
-from holdfast.pipeline.changes.history import recorded_batches
 from holdfast.pipeline.changes.sink_changes import place_of
 from holdfast.pipeline.core.failures import EnvironmentFails, SinkLost
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
+from holdfast.pipeline.engine.history import recorded_batches
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.ledger import Entry, Reached
 from holdfast.pipeline.positions import Positions, to_text

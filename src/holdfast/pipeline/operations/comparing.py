@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import UsageError
-from holdfast.pipeline.changes.history import beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.definition.columns import WINDOW_COLUMNS
 from holdfast.pipeline.definition.model import (
     Join,
@@ -39,6 +38,7 @@ from holdfast.pipeline.definition.model import (
 from holdfast.pipeline.definition.naming import kind_of_sink
 from holdfast.pipeline.definition.streams import Stream, stream_of
 from holdfast.pipeline.engine.deployment import Deployment
+from holdfast.pipeline.engine.history import beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.ledger import NOWHERE, Entry
 from holdfast.pipeline.operations.multisets import GONE, ORDER, Differences, Heap, compare
 from holdfast.pipeline.operations.outputs import Output, Rows, open_output, without_fields

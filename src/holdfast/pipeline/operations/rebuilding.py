@@ -23,12 +23,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.changes.classifying import Level, UnsafeChange, classify
-from holdfast.pipeline.changes.history import Recorded, beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.cluster.places import master_of, require_places
 from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
 from holdfast.pipeline.definition.fingerprint import canonical, state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.engine.deployment import Build, Deployment, explained
+from holdfast.pipeline.engine.history import (
+    Cut,
+    Recorded,
+    beginnings,
+    best_cuts,
+    kept_entries,
+    of_entries,
+    recorded_batches,
+    recorded_offsets,
+)
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import refuse_lost
 from holdfast.pipeline.engine.lookups import Lookups
@@ -48,7 +57,6 @@ from holdfast.pipeline.engine.source_view import read_places
 from holdfast.pipeline.engine.staging import stage, stage_spec, warm_up
 from holdfast.pipeline.engine.stateful import FRESH, PipelineState
 from holdfast.pipeline.ledger import STATELESS, Entry, Intake
-from holdfast.pipeline.operations.replaying import Cut, best_cuts, recorded_offsets
 from holdfast.pipeline.positions import Place, Position, Positions
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.state.segments import StateDamaged, StepState

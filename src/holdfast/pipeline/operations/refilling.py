@@ -25,6 +25,7 @@ from holdfast.pipeline.definition.fingerprint import canonical, state_marks
 from holdfast.pipeline.definition.model import Lookup, PipelineDefinition
 from holdfast.pipeline.engine.deployment import Build, Deployment, build_sinks, explained
 from holdfast.pipeline.engine.faults import Faults, no_faults
+from holdfast.pipeline.engine.history import Cut, best_cuts
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.monitoring import Monitoring
@@ -41,7 +42,6 @@ from holdfast.pipeline.operations.rebuilding import (
     lacking,
     take_the_place,
 )
-from holdfast.pipeline.operations.replaying import Cut, best_cuts
 from holdfast.pipeline.positions import Place, Position, Positions
 from holdfast.pipeline.sinks.base import Sink
 from holdfast.pipeline.state.store import StateStore, Version, discard_state, state_path

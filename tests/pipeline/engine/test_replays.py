@@ -9,10 +9,17 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pipeline.changes.history import Recorded, beginnings, of_entries, recorded_batches
+from holdfast.pipeline.engine.history import (
+    Cut,
+    Recorded,
+    beginnings,
+    cuts,
+    of_entries,
+    recorded_batches,
+    recorded_offsets,
+)
 from holdfast.pipeline.engine.planning import Limits
 from holdfast.pipeline.ledger import Entry, Intake
-from holdfast.pipeline.operations.replaying import Cut, cuts, recorded_offsets
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
 
 ID = uuid.UUID(int=7)

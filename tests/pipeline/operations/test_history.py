@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from holdfast.pipeline.changes.history import beginnings, kept_entries, of_entries
 from holdfast.pipeline.definition.model import DeltaSink, PipelineDefinition, Source
+from holdfast.pipeline.engine.history import beginnings, kept_entries, of_entries
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import BatchRange, Place, Positions, Span, to_text
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter, PreparedDelta
