@@ -183,7 +183,7 @@ class TestWhatIsMeant:
         assert bench.sinks["main"].ledger[-1].generation == 0
 
     def test_a_reset(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("holdfast.pipeline.engine.resetting.build_sinks", lambda _: dict(bench.sinks))
+        monkeypatch.setattr("holdfast.pipeline.engine.deployment.build_sinks", lambda _: dict(bench.sinks))
         one_batch(bench)
         bench.sinks["second"] = MemorySink("second")
         perform_reset(plan_reset(bench.definition, sinks=["main", "second"]))

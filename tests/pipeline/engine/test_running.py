@@ -291,7 +291,7 @@ def test_reset_says_what_comes_again_and_forgets(bench: Bench) -> None:
     bench.run()
     bench.produce_orders(5)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(module, "build_sinks", lambda _: dict(bench.sinks))
+        patched.setattr("holdfast.pipeline.engine.deployment.build_sinks", lambda _: dict(bench.sinks))
         one = module.plan_reset(bench.definition, sinks=["second"])
         assert [(sink.name, sink.replayed, sink.left_out) for sink in one.sinks] == [("second", 0, 0)]
         every = module.plan_reset(bench.definition)

@@ -18,7 +18,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from holdfast.pipeline.changes.levels import WORST_FIRST, Change, Document, Facts, Level, from_to
+from holdfast.pipeline.changes.levels import (
+    WORST_FIRST,
+    Change,
+    Document,
+    Facts,
+    Level,
+    from_to,
+    rebuild,
+    refused,
+    safe,
+)
 from holdfast.pipeline.changes.sink_changes import sink_changes
 from holdfast.pipeline.changes.source_changes import source_changes
 from holdfast.pipeline.changes.step_changes import step_changes
@@ -75,12 +85,10 @@ def _agreed(changes: list[Change], before: Document, after: Document) -> list[Ch
         changes = [
             *changes,
             *(
-                Change(
-                    Level.REBUILD,
+                rebuild(
                     f"steps.{name}",
                     "its rows are made otherwise",
                     "Its state was made of rows that other rules had let through.",
-                    "Run `holdfast pipeline rebuild`.",
                 )
                 for name in stale
             ),
@@ -90,8 +98,7 @@ def _agreed(changes: list[Change], before: Document, after: Document) -> list[Ch
 
 def _changes(before: Document, after: Document, facts: Facts) -> Iterator[Change]:
     if before["name"] != after["name"]:
-        yield Change(
-            Level.REFUSED,
+        yield refused(
             "pipeline",
             from_to(before["name"], after["name"]),
             "Ledgers, state and fences are kept by the pipeline's name: another name is another pipeline, which would "
@@ -107,7 +114,7 @@ def _changes(before: Document, after: Document, facts: Facts) -> Iterator[Change
 def _spark(was: Document, now: Document) -> Iterator[Change]:
     for name in sorted({*was, *now}):
         if was.get(name) != now.get(name):
-            yield Change(Level.SAFE, f"spark.{name}", "changed", "It holds for the session of the next run.")
+            yield safe(f"spark.{name}", "changed", "It holds for the session of the next run.")
 
 
 def worst(changes: Iterable[Change]) -> Level:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from holdfast.pipeline.changes.levels import Change, Level, show
+from holdfast.pipeline.changes.levels import Change, refused, show
 from holdfast.pipeline.definition.model import (
     DeltaSink,
     KafkaSink,
@@ -85,8 +85,7 @@ def misfits(sink: str, setting: str, held: Mapping[str, str], columns: Mapping[s
     for name, kind in held.items():
         now = columns.get(name)
         if now is not None and now != kind:
-            yield Change(
-                Level.REFUSED,
+            yield refused(
                 f"sinks.{sink}",
                 f"column {name!r} is {kind} there, and the rows bring {now}",
                 "A type is never changed by itself.",
@@ -99,8 +98,7 @@ def misfits(sink: str, setting: str, held: Mapping[str, str], columns: Mapping[s
         ([name for name in held if name not in columns], "holds, and the rows lack,"),
     ):
         if names:
-            yield Change(
-                Level.REFUSED,
+            yield refused(
                 f"sinks.{sink}",
                 f"it {what} {show(names)}",
                 "It takes rows with the columns it holds and no others (`schema: fail`).",

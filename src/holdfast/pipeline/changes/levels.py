@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -41,13 +41,22 @@ class Change:
         return f"{self.where}: {self.what}. {self.why}{todo}"
 
     def as_json(self) -> dict[str, str]:
-        return {
-            "level": self.level.value,
-            "where": self.where,
-            "what": self.what,
-            "why": self.why,
-            "todo": self.todo,
-        }
+        return {**asdict(self), "level": self.level.value}
+
+
+def safe(where: str, what: str, why: str, todo: str = "") -> Change:
+    """The next run simply goes on."""
+    return Change(Level.SAFE, where, what, why, todo)
+
+
+def rebuild(where: str, what: str, why: str) -> Change:
+    """The state has to be made anew."""
+    return Change(Level.REBUILD, where, what, why, "Run `holdfast pipeline rebuild`.")
+
+
+def refused(where: str, what: str, why: str, todo: str) -> Change:
+    """The next run would not go on; `todo` is the other way there is."""
+    return Change(Level.REFUSED, where, what, why, todo)
 
 
 @dataclass(frozen=True)

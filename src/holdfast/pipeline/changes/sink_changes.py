@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from holdfast.pipeline.changes.levels import Change, Document, Level, from_to
+from holdfast.pipeline.changes.levels import Change, Document, from_to, refused, safe
 
 PLACES: Final = {
     "parquet": ("path",),
@@ -20,49 +20,40 @@ NEW_PLACE: Final = (
 FROM_NOW_ON: Final = "It counts from the next batch on; rows that are there stay as they are."
 
 FIXED: Final = {
-    (
-        "parquet",
-        "partition_by",
-    ): "Its directories are named by the old columns, and readers cannot make sense of both.",
-    ("delta", "partition_by"): "A table's partition columns cannot be changed.",
-    (
-        "postgres",
-        "mode",
-    ): "The table was made for the other mode: upsert needs a primary key, and append none.",
-    ("postgres", "key"): "The table's primary key is the old one.",
-    ("postgres", "table"): "The ledger of this name says which rows the old table holds.",
-    (
-        "postgres",
-        "schema_name",
-    ): "The ledger of this name is in the old schema, and says which rows the old table holds.",
+    "parquet": {
+        "partition_by": "Its directories are named by the old columns, and readers cannot make sense of both."
+    },
+    "delta": {"partition_by": "A table's partition columns cannot be changed."},
+    "postgres": {
+        "mode": "The table was made for the other mode: upsert needs a primary key, and append none.",
+        "key": "The table's primary key is the old one.",
+        "table": "The ledger of this name says which rows the old table holds.",
+        "schema_name": "The ledger of this name is in the old schema, and says which rows the old table holds.",
+    },
+    "kafka": {},
 }
-"""Settings that cannot change under a name."""
+"""Settings that cannot change under a name, by the kind of sink."""
 MOVED: Final = {
-    (
-        "parquet",
-        "path",
-    ): "The new place starts where the other sinks stand, and earlier rows stay at the old one; files "
-    "that were moved there bring their ledger along, and it goes on.",
-    (
-        "delta",
-        "path",
-    ): "The new place starts where the other sinks stand, and earlier rows stay at the old one; a table "
-    "that was moved there brings its ledger along, and it goes on.",
-    (
-        "postgres",
-        "url",
-    ): "The same database under another address goes on; another one starts where the other sinks "
-    "stand, and earlier rows stay in the old one.",
-    (
-        "kafka",
-        "topic",
-    ): "Records go to the new topic from the next batch on; earlier ones stay in the old one.",
-    (
-        "kafka",
-        "bootstrap",
-    ): "The same cluster under another address goes on; another one starts where the other sinks "
-    "stand, and earlier records stay in the old one.",
+    "parquet": {
+        "path": "The new place starts where the other sinks stand, and earlier rows stay at the old one; files "
+        "that were moved there bring their ledger along, and it goes on."
+    },
+    "delta": {
+        "path": "The new place starts where the other sinks stand, and earlier rows stay at the old one; a table "
+        "that was moved there brings its ledger along, and it goes on."
+    },
+    "postgres": {
+        "url": "The same database under another address goes on; another one starts where the other sinks stand, and "
+        "earlier rows stay in the old one."
+    },
+    "kafka": {
+        "topic": "Records go to the new topic from the next batch on; earlier ones stay in the old one.",
+        "bootstrap": "The same cluster under another address goes on; another one starts where the other sinks stand, "
+        "and earlier records stay in the old one.",
+        "key": "Records from the next batch on may go to other partitions than earlier ones of the same thing.",
+    },
 }
+"""Settings that may, and what that means."""
 SECRET: Final = ("url", "settings")
 """Shown by name only."""
 
@@ -83,8 +74,7 @@ def sink_changes(before: Document, after: Document) -> Iterator[Change]:
             yield from _changed(mine[name], sink)
     for name, sink in mine.items():
         if name not in theirs and place_of(sink) not in {place_of(each) for each in theirs.values()}:
-            yield Change(
-                Level.SAFE,
+            yield safe(
                 f"sinks.{name}",
                 f"{sink['kind']} sink removed",
                 "Its rows and its ledger stay; should it come back under this name, it catches up from there, as long "
@@ -102,8 +92,7 @@ def place_of(sink: Document) -> tuple[str, ...]:
 
 def _new(sink: Document) -> Change:
     rows = f" It takes the rows of {sink['rows']!r}." if sink.get("rows") else ""
-    return Change(
-        Level.SAFE,
+    return safe(
         f"sinks.{sink['name']}",
         f"new {sink['kind']} sink",
         f"It starts where the other sinks stand.{rows}",
@@ -113,8 +102,7 @@ def _new(sink: Document) -> Change:
 
 def _on_anothers_place(sink: Document, holder: str, *, is_renamed: bool) -> Change:
     what = f"renamed from {holder!r}" if is_renamed else f"it has the place of {holder!r} now"
-    return Change(
-        Level.REFUSED,
+    return refused(
         f"sinks.{sink['name']}",
         what,
         f"What is there belongs to the ledger of {holder!r}: a sink with another name would start anew on top of it.",
@@ -125,8 +113,7 @@ def _on_anothers_place(sink: Document, holder: str, *, is_renamed: bool) -> Chan
 def _changed(was: Document, now: Document) -> Iterator[Change]:
     where = f"sinks.{now['name']}"
     if was["kind"] != now["kind"]:
-        yield Change(
-            Level.REFUSED,
+        yield refused(
             where,
             f"{was['kind']} became {now['kind']}",
             "A ledger is kept by the sink's name, in the sink: another kind is another sink.",
@@ -141,27 +128,17 @@ def _changed(was: Document, now: Document) -> Iterator[Change]:
         what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
         if name == "rows":
             yield _other_rows(kind, place, was, now)
-        elif (kind, name) in FIXED:
-            yield Change(Level.REFUSED, place, what, FIXED[kind, name], NEW_PLACE)
-        elif (kind, name) in MOVED:
-            yield Change(Level.SAFE, place, what, MOVED[kind, name])
-        elif (kind, name) == ("kafka", "key"):
-            yield Change(
-                Level.SAFE,
-                place,
-                what,
-                "Records from the next batch on may go to other partitions than earlier ones of the same thing.",
-            )
+        elif name in FIXED[kind]:
+            yield refused(place, what, FIXED[kind][name], NEW_PLACE)
         else:
-            yield Change(Level.SAFE, place, what, FROM_NOW_ON)
+            yield safe(place, what, MOVED[kind].get(name, FROM_NOW_ON))
 
 
 def _other_rows(kind: str, place: str, was: Document, now: Document) -> Change:
     what = from_to(was.get("rows") or "the end of the steps", now.get("rows") or "the end of the steps")
     if kind == "kafka":
-        return Change(Level.SAFE, place, what, "Records are made of these rows from the next batch on.")
-    return Change(
-        Level.REFUSED,
+        return safe(place, what, "Records are made of these rows from the next batch on.")
+    return refused(
         place,
         what,
         "Rows of another step have other columns, and mean something else, than those that are there.",
@@ -174,5 +151,5 @@ def _dead_letter(was: Document, now: Document) -> Iterator[Change]:
         if was.get(name) == now.get(name):
             continue
         what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
-        why = MOVED.get(("kafka", name), FROM_NOW_ON)
-        yield Change(Level.SAFE, f"dead_letter.{name}", what, why)
+        why = MOVED["kafka"].get(name, FROM_NOW_ON)
+        yield safe(f"dead_letter.{name}", what, why)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from holdfast.pipeline.changes.levels import Change, Document, Facts, Level, from_to, show
+from holdfast.pipeline.changes.levels import Change, Document, Facts, from_to, rebuild, refused, safe, show
 from holdfast.pipeline.changes.step_changes import has_state
 
 QUIET: Final = {
@@ -26,7 +26,7 @@ def source_changes(before: Document, after: Document, facts: Facts) -> Iterator[
     yield from _cluster(was, now, facts)
     for name, why in QUIET.items():
         if was.get(name) != now.get(name):
-            yield Change(Level.SAFE, f"source.{name}", _quietly(name, was, now), why)
+            yield safe(f"source.{name}", _quietly(name, was, now), why)
     for name in ("value", "key"):
         yield from _decoding(f"source.{name}", was.get(name), now.get(name), after)
     mine, theirs = was.get("values") or {}, now.get("values") or {}
@@ -52,8 +52,7 @@ def _topics(was: Document, now: Document, facts: Facts) -> Iterator[Change]:
     known = set(mine) if facts.topics is None else set(facts.topics)
     removed = sorted(topic for topic in known if not _reads(now, topic))
     for topic in removed:
-        yield Change(
-            Level.REFUSED,
+        yield refused(
             "source.topics",
             f"topic {topic!r} is no longer read",
             "Ledgers, and windows and joins if there are any, stand in it; records it gets from now on would be left "
@@ -62,28 +61,17 @@ def _topics(was: Document, now: Document, facts: Facts) -> Iterator[Change]:
         )
     for topic in sorted(set(theirs) - set(mine)):
         if topic not in known:
-            yield Change(
-                Level.SAFE,
-                "source.topics",
-                f"topic {topic!r} is new",
-                "It is read from the start of its log.",
-            )
+            yield safe("source.topics", f"topic {topic!r} is new", "It is read from the start of its log.")
     if was.get("pattern") != now.get("pattern"):
         yield _pattern(was, now, facts, is_bad=bool(removed))
     elif sorted(mine) == sorted(theirs):
-        yield Change(
-            Level.SAFE,
-            "source.topics",
-            "named in another order",
-            "Positions are kept by topic and partition.",
-        )
+        yield safe("source.topics", "named in another order", "Positions are kept by topic and partition.")
 
 
 def _pattern(was: Document, now: Document, facts: Facts, *, is_bad: bool) -> Change:
     what = from_to(was.get("pattern") or was.get("topics"), now.get("pattern") or now.get("topics"))
     if facts.topics is None and was.get("pattern") is not None:
-        return Change(
-            Level.REFUSED,
+        return refused(
             "source.pattern",
             what,
             "Which topics the old one found is not known here, so that one of them may be left out now.",
@@ -92,7 +80,7 @@ def _pattern(was: Document, now: Document, facts: Facts, *, is_bad: bool) -> Cha
     why = "Every topic that the ledgers know is still read; new ones are read from the start of their logs."
     if is_bad:
         why = "Topics it finds that are new are read from the start of their logs."
-    return Change(Level.SAFE, "source.pattern", what, why)
+    return safe("source.pattern", what, why)
 
 
 def _reads(source: Document, topic: str) -> bool:
@@ -105,8 +93,7 @@ def _reads(source: Document, topic: str) -> bool:
 def _cluster(was: Document, now: Document, facts: Facts) -> Iterator[Change]:
     where, what = "source.bootstrap", from_to(was.get("bootstrap"), now.get("bootstrap"))
     if facts.is_same_cluster is False:
-        yield Change(
-            Level.REFUSED,
+        yield refused(
             where,
             what if was.get("bootstrap") != now.get("bootstrap") else "the cluster behind it is another",
             "Its topics are not those that the ledgers stand in: their ids differ, and offsets of the two must not be "
@@ -119,12 +106,7 @@ def _cluster(was: Document, now: Document, facts: Facts) -> Iterator[Change]:
             if facts.is_same_cluster
             else "a run compares topic ids first"
         )
-        yield Change(
-            Level.SAFE,
-            where,
-            what,
-            f"Another address is not another cluster: {proof}, and stops if they differ.",
-        )
+        yield safe(where, what, f"Another address is not another cluster: {proof}, and stops if they differ.")
 
 
 def _decoding(where: str, was: Any, now: Any, after: Document) -> Iterator[Change]:
@@ -149,14 +131,8 @@ def _decoding(where: str, was: Any, now: Any, after: Document) -> Iterator[Chang
 def _judged(remade: bool, where: str, what: str, why: str) -> Change:
     """Safe, unless a state was made of rows that were parsed otherwise."""
     if not remade:
-        return Change(Level.SAFE, where, what, why)
-    return Change(
-        Level.REBUILD,
-        where,
-        what,
-        "The state was made of rows parsed by the old rules.",
-        "Run `holdfast pipeline rebuild`.",
-    )
+        return safe(where, what, why)
+    return rebuild(where, what, "The state was made of rows parsed by the old rules.")
 
 
 def _fields(where: str, was: Document, now: Document, after: Document, remade: bool) -> Iterator[Change]:
@@ -186,8 +162,7 @@ def _other_type(place: str, name: str, was: str, now: str, after: Document, rema
     what = f"type {from_to(was, now)}"
     holders = [sink["name"] for sink in after.get("sinks") or [] if _holds_main_rows(sink)]
     if holders and not _reshapes(after):
-        return Change(
-            Level.REFUSED,
+        return refused(
             place,
             what,
             f"Sink {show(holders)} holds the column in its old type, and a type is never changed by itself.",
@@ -204,8 +179,7 @@ def _field_comes_or_goes(place: str, name: str, comes: bool, after: Document, re
     what = "new column" if comes else "column removed"
     strict = _strict_sinks(after)
     if strict and not _reshapes(after):
-        return Change(
-            Level.REFUSED,
+        return refused(
             place,
             what,
             f"Sink {show(strict)} takes rows with the columns it holds and no others (`schema: fail`).",
@@ -243,15 +217,13 @@ def _event_time(
         return
     where = "source.event_time"
     if not has_state(after):
-        yield Change(Level.SAFE, where, from_to(was, now), "No step remembers anything by it.")
+        yield safe(where, from_to(was, now), "No step remembers anything by it.")
         return
     mine, theirs = was or {}, now or {}
     for name in sorted({*mine, *theirs}):
         if mine.get(name) != theirs.get(name):
-            yield Change(
-                Level.REBUILD,
+            yield rebuild(
                 f"{where}.{name}",
                 from_to(mine.get(name), theirs.get(name)),
                 "What was late and what is closed followed from the old one.",
-                "Run `holdfast pipeline rebuild`.",
             )

@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from holdfast.pipeline.changes.levels import Change, Document, Level, from_to, show
+from holdfast.pipeline.changes.levels import Change, Document, from_to, rebuild, safe, show
 
-STATEFUL: Final = ("dedupe", "window", "keyed", "join")
+STATEFUL: Final = {
+    "dedupe": "The keys it remembers were kept by the old rule.",
+    "window": "Windows that are open were made by the old rule.",
+    "keyed": "The states of its keys were made by the old rule.",
+    "join": "The rows that wait for a partner were kept by the old rule.",
+}
+"""Steps with a state, and what of it another rule would have made otherwise."""
+FROM_NOW_ON: Final = "It counts from the next batch on; rows that sinks hold stay as they are."
 TAPS: Final = ("window", "keyed", "join")
 RULES: Final = ("expect", "filter")
 HARMLESS: Final = {
@@ -21,7 +28,6 @@ HARMLESS: Final = {
 """Settings that count in no state."""
 NOT_SHOWN: Final = ("code", "query", "table")
 """Long, or an address that may hold a password."""
-REBUILD: Final = "Run `holdfast pipeline rebuild`."
 
 
 def has_state(document: Document) -> bool:
@@ -53,19 +59,15 @@ def _added(step: Document, after: Document) -> Change:
     where = f"steps.{step['name']}"
     what = f"new {step['kind']}"
     if step["kind"] in STATEFUL:
-        return Change(
-            Level.REBUILD,
+        return rebuild(
             where,
             what,
             "It remembers nothing of what was read so far, and its first rows would tell only a part.",
-            REBUILD,
         )
     later = _remembering_after(step, after) if makes_rows(step) else []
     if later:
         return _remade(where, what, later)
-    return Change(
-        Level.SAFE, where, what, "It counts from the next batch on; rows that sinks hold stay as they are."
-    )
+    return safe(where, what, FROM_NOW_ON)
 
 
 def _removed(step: Document, before: Document, after: Document) -> Change:
@@ -73,10 +75,10 @@ def _removed(step: Document, before: Document, after: Document) -> Change:
     later = _remembering_after(step, before, after) if makes_rows(step) else []
     if later:
         return _remade(where, what, later)
-    why = "It counts from the next batch on; rows that sinks hold stay as they are."
+    why = FROM_NOW_ON
     if step["kind"] in STATEFUL:
         why = "What it remembers is forgotten; bringing it back needs a rebuild."
-    return Change(Level.SAFE, where, what, why)
+    return safe(where, what, why)
 
 
 def _changed(old: Document, new: Document, before: Document, after: Document) -> Iterator[Change]:
@@ -86,11 +88,11 @@ def _changed(old: Document, new: Document, before: Document, after: Document) ->
         later = _remembering_after(new, after, before)
         what = f"{from_to(old['kind'], new['kind'])}"
         if is_bad:
-            yield Change(Level.REBUILD, where, what, "Another kind of step remembers other things.", REBUILD)
+            yield rebuild(where, what, "Another kind of step remembers other things.")
         elif later and (makes_rows(old) or makes_rows(new)):
             yield _remade(where, what, later)
         else:
-            yield Change(Level.SAFE, where, what, "It counts from the next batch on.")
+            yield safe(where, what, "It counts from the next batch on.")
         return
     later = _remembering_after(new, after, before) if makes_rows(old) or makes_rows(new) else []
     for name in sorted({*old, *new} - {"kind", "name"}):
@@ -100,9 +102,9 @@ def _changed(old: Document, new: Document, before: Document, after: Document) ->
         what = "changed" if name in NOT_SHOWN else from_to(old.get(name), new.get(name))
         harmless = HARMLESS.get((new["kind"], name))
         if harmless is not None:
-            yield Change(Level.SAFE, place, what, harmless)
+            yield safe(place, what, harmless)
         elif new["kind"] in STATEFUL:
-            yield Change(Level.REBUILD, place, what, _what_it_remembers(new["kind"]), REBUILD)
+            yield rebuild(place, what, STATEFUL[new["kind"]])
         elif later:
             yield _remade(place, what, later)
         else:
@@ -110,30 +112,15 @@ def _changed(old: Document, new: Document, before: Document, after: Document) ->
 
 
 def _only_rows(step: Document, place: str, what: str) -> Change:
-    why = "It counts from the next batch on; rows that sinks hold stay as they are."
+    why = FROM_NOW_ON
     if step["kind"] == "python" and place.endswith(".schema"):
         why = "Rows get these columns from the next batch on; a sink that holds a column in another type refuses it."
-    return Change(Level.SAFE, place, what, why)
-
-
-def _what_it_remembers(kind: str) -> str:
-    return {
-        "dedupe": "The keys it remembers were kept by the old rule.",
-        "window": "Windows that are open were made by the old rule.",
-        "keyed": "The states of its keys were made by the old rule.",
-        "join": "The rows that wait for a partner were kept by the old rule.",
-    }[kind]
+    return safe(place, what, why)
 
 
 def _remade(where: str, what: str, later: list[str]) -> Change:
     verb = "remembers" if len(later) == 1 else "remember"
-    return Change(
-        Level.REBUILD,
-        where,
-        what,
-        f"It comes before {show(later)}, which {verb} rows that passed it as it was.",
-        REBUILD,
-    )
+    return rebuild(where, what, f"It comes before {show(later)}, which {verb} rows that passed it as it was.")
 
 
 def _remembering_after(step: Document, document: Document, other: Document | None = None) -> list[str]:
@@ -163,17 +150,11 @@ def _moved(before: Document, after: Document, common: set[str]) -> Iterator[Chan
     ]
     what = f"{' → '.join(was)} became {' → '.join(now)}"
     if touched:
-        yield Change(
-            Level.REBUILD,
-            "steps",
-            what,
-            f"Other steps come before {show(touched)} now than when its state was made.",
-            REBUILD,
+        yield rebuild(
+            "steps", what, f"Other steps come before {show(touched)} now than when its state was made."
         )
     else:
-        yield Change(
-            Level.SAFE, "steps", what, "The order counts from the next batch on; no state follows from it."
-        )
+        yield safe("steps", what, "The order counts from the next batch on; no state follows from it.")
 
 
 def _before(name: str, document: Document, common: set[str]) -> list[str]:

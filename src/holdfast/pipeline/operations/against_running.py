@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.changes.classifying import Change, Facts, Level, classify, worst
 from holdfast.pipeline.changes.held_columns import column_changes
-from holdfast.pipeline.changes.levels import WORST_FIRST
+from holdfast.pipeline.changes.levels import WORST_FIRST, rebuild, safe
 from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.definition.fingerprint import state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
@@ -132,8 +132,7 @@ def _other_fingerprints(before: Mapping[str, Any], entries: Mapping[str, Entry])
 def _by_fingerprint(mark: str, entries: Mapping[str, Entry]) -> Iterator[Change]:
     others = sorted(name for name, entry in entries.items() if entry.fingerprint != mark)
     if others:
-        yield Change(
-            Level.SAFE,
+        yield safe(
             "pipeline",
             f"not the definition that sink {', '.join(others)} was written with",
             "Which definition ran last is not kept in the home, so that the changes cannot be listed; the next run "
@@ -162,22 +161,15 @@ def _state(
         return []
     from holdfast.pipeline.state.store import StateDamaged, StateStore, state_path
 
-    todo = "Run `holdfast pipeline rebuild`."
     try:
         newest = StateStore(state_path(home), is_writer=False).newest()
     except (StateDamaged, OSError) as error:
         text = str(explain_failure(error))
-        return [Change(Level.REBUILD, "state", "it cannot be read", f"{text.rstrip('.')}.", todo)]
+        return [rebuild("state", "it cannot be read", f"{text.rstrip('.')}.")]
     if newest is None:
-        return [Change(Level.REBUILD, "state", "there is none", "Ledgers say that records were read.", todo)]
+        return [rebuild("state", "there is none", "Ledgers say that records were read.")]
     return [
-        Change(
-            Level.REBUILD,
-            f"steps.{name}",
-            "its state is of other rules",
-            "It was made by another definition.",
-            todo,
-        )
+        rebuild(f"steps.{name}", "its state is of other rules", "It was made by another definition.")
         for name, mark in marks.items()
         if name not in newest.steps or newest.steps[name].fingerprint != mark
     ]
