@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.pipeline.cluster import packaging
-from holdfast.pipeline.cluster.contents import Contents, Part
+from holdfast.pipeline.cluster.packaging import Contents, Part
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 

@@ -13,8 +13,16 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.pipeline.cluster import contents, packaging, worker_start
-from holdfast.pipeline.cluster.contents import Contents, Part, PartMissing, find_contents, find_distributions
-from holdfast.pipeline.cluster.packaging import make_package, place_package, serve_from_home
+from holdfast.pipeline.cluster.packaging import (
+    Contents,
+    Part,
+    PartMissing,
+    find_contents,
+    find_distributions,
+    make_package,
+    place_package,
+    serve_from_home,
+)
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.pipeline.state.merging import (
+from holdfast.pipeline.state.segments import (
     FAN_IN,
     TINY_BYTES,
     TINY_MAX,
+    Segment,
     merged_tier,
     segments_to_merge,
     tier_of,
     with_merged,
 )
-from holdfast.pipeline.state.segments import Segment
 
 MIB = 1024 * 1024
 

@@ -15,9 +15,8 @@ import pytest
 from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.state import segments
-from holdfast.pipeline.state.merging import FAN_IN, merged, write_segment
 from holdfast.pipeline.state.operator import OperatorContext
-from holdfast.pipeline.state.segments import Segment, StateDamaged, StepState
+from holdfast.pipeline.state.segments import FAN_IN, Segment, StateDamaged, StepState, merged, write_segment
 from holdfast.pipeline.state.store import StateStore
 
 if TYPE_CHECKING:

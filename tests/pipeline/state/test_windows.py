@@ -16,8 +16,8 @@ from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.state import merging, window_state, windows
 from holdfast.pipeline.state.operator import OperatorContext
 from holdfast.pipeline.state.segments import StepState
-from holdfast.pipeline.state.spans import spans_of
 from holdfast.pipeline.state.store import StateStore
+from holdfast.pipeline.state.window_state import spans_of
 from holdfast.pipeline.state.windows import WindowOperator
 
 if TYPE_CHECKING:

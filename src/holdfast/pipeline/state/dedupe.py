@@ -33,8 +33,8 @@ from holdfast.pipeline.core.sql import PLACE, PLACE_COLUMNS, PLACE_DDL, quoted
 from holdfast.pipeline.definition.model import Dedupe, EventTime
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import Tally, hash_sql, join_halves
-from holdfast.pipeline.state.merging import merged, write_segment
 from holdfast.pipeline.state.operator import DUPLICATES, LATE, OperatorContext, OperatorResult
+from holdfast.pipeline.state.segments import merged, write_segment
 
 if TYPE_CHECKING:
     import pyarrow as pa

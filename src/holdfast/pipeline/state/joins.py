@@ -33,8 +33,8 @@ from holdfast.pipeline.core.sql import HEADERS_DDL, LINEAGE_TYPE, PLACE, of_step
 from holdfast.pipeline.definition.model import EventTime, Join
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import Tally, hash_sql, join_halves
-from holdfast.pipeline.state.merging import merged, write_segment
 from holdfast.pipeline.state.operator import LATE, OperatorContext, OperatorResult
+from holdfast.pipeline.state.segments import merged, write_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

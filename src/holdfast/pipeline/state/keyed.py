@@ -42,9 +42,16 @@ from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import Tally, hash_sql
 from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, bucket_of, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
-from holdfast.pipeline.state.merging import merged_tier, segments_to_merge, with_merged
 from holdfast.pipeline.state.operator import LATE, OperatorContext, OperatorResult
-from holdfast.pipeline.state.segments import Segment, alive, check_present, not_seen
+from holdfast.pipeline.state.segments import (
+    Segment,
+    alive,
+    check_present,
+    merged_tier,
+    not_seen,
+    segments_to_merge,
+    with_merged,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
