@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-BATCH_TIME_MS: Final = 1_767_225_600_000
-"""Any time will do for rows that are not there."""
 TEXT_KEYS: Final = {
     "expect": "that",
     "filter": "where",
@@ -117,22 +115,13 @@ def _check_memory(
     definition: PipelineDefinition, step: Step, path: Path, frame: DataFrame
 ) -> tuple[list[Finding], dict[str, DataFrame]]:
     """A step with a memory lets the schema be; its streams, as sinks get them."""
-    from holdfast.pipeline.engine.operators import narrow
+    from holdfast.pipeline.engine.routing import side_outputs
     from holdfast.pipeline.state.operator import operator_of
 
-    spark = frame.sparkSession
-    streams: dict[str, DataFrame] = {}
     try:
-        operator = operator_of(step, definition)
-        for name, schema in operator.schemas(spark, frame.schema).items():
-            rows = spark.createDataFrame([], schema)
-            if name:
-                streams[f"{step.name}.{name}"] = narrow(rows)
-            elif operator.is_tap:
-                streams[step.name] = rows
+        return [], side_outputs(frame.sparkSession, operator_of(step, definition), frame.schema)
     except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step
         return [Finding(path, analysis_message(error, frame))], {}
-    return [], streams
 
 
 def _check_step(
@@ -145,7 +134,7 @@ def _check_step(
     try:
         if isinstance(step, Python):
             load_function(step, definition.directory)
-        after = apply_step(frame, step, directory=definition.directory, batch_time_ms=BATCH_TIME_MS)
+        after = apply_step(frame, step, directory=definition.directory)
         names = [field.name for field in after.schema.fields]
     except FunctionMissing as error:
         return [Finding(path, str(error))], None

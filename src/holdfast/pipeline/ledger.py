@@ -14,7 +14,7 @@ the ledger does not know yet may start anywhere: where a pipeline begins is deci
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -49,22 +49,11 @@ class Routes:
 
     @property
     def total(self) -> int:
-        return (
-            self.main
-            + sum(self.dead_letter.values())
-            + sum(self.filtered.values())
-            + self.duplicate
-            + self.late
-        )
+        by_name = sum((*self.dead_letter.values(), *self.filtered.values()))
+        return self.main + by_name + self.duplicate + self.late
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "main": self.main,
-            "dead_letter": dict(self.dead_letter),
-            "filtered": dict(self.filtered),
-            "duplicate": self.duplicate,
-            "late": self.late,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Routes:
@@ -85,14 +74,7 @@ class Intake:
     """Sum, modulo 2**64, of a hash of each record's place: the same in any order."""
 
     def as_json(self) -> dict[str, int]:
-        return {
-            "records": self.records,
-            "control": self.control,
-            "aborted": self.aborted,
-            "missing": self.missing,
-            "bytes": self.bytes,
-            "digest": self.digest,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, int]) -> Intake:
@@ -160,34 +142,17 @@ class Entry:
     def as_json(self) -> dict[str, Any]:
         return {
             "version": LEDGER_VERSION,
-            "pipeline": self.pipeline,
-            "sink": self.sink,
-            "number": self.number,
+            **{name: getattr(self, name) for name in _PLAIN},
             "range": self.range.as_json(),
             "positions": self.positions.as_json(),
-            "batch_time_ms": self.batch_time_ms,
-            "fingerprint": self.fingerprint,
             "intake": self.intake.as_json(),
             "routes": self.routes.as_json(),
-            "rows": self.rows,
-            "watermark_ms": self.watermark_ms,
-            **self._memory(),
-            **({"digests": dict(self.digests)} if self.digests else {}),
+            **({} if self.state == _unwritten_state(self.number) else {"state": self.state}),
+            **{name: value for name in _SELDOM if (value := getattr(self, name))},
+            **({"taps": {name: dict(counts) for name, counts in self.taps.items()}} if self.taps else {}),
             **({"rejected": [list(each) for each in self.rejected]} if self.rejected else {}),
-            **({"generation": self.generation} if self.generation else {}),
             **({"others": {name: list(each) for name, each in self.others.items()}} if self.others else {}),
         }
-
-    def _memory(self) -> dict[str, Any]:
-        """What only a pipeline with a memory has: the entries of others read as they always did."""
-        found: dict[str, Any] = {}
-        if self.state != _unwritten_state(self.number):
-            found["state"] = self.state
-        if self.lookups:
-            found["lookups"] = dict(self.lookups)
-        if self.taps:
-            found["taps"] = {name: dict(counts) for name, counts in self.taps.items()}
-        return found
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Entry:
@@ -197,25 +162,22 @@ class Entry:
                 f"this holdfast reads version {LEDGER_VERSION}"
             )
         return cls(
-            pipeline=document["pipeline"],
-            sink=document["sink"],
-            number=document["number"],
+            **{name: document[name] for name in _PLAIN},
+            **{name: document[name] for name in (*_SELDOM, "taps") if name in document},
             range=BatchRange.from_json(document["range"]),
             positions=Positions.from_json(document["positions"]),
-            batch_time_ms=document["batch_time_ms"],
-            fingerprint=document["fingerprint"],
             intake=Intake.from_json(document["intake"]),
             routes=Routes.from_json(document["routes"]),
-            rows=document["rows"],
-            watermark_ms=document["watermark_ms"],
             state=document.get("state", _unwritten_state(document["number"])),
-            lookups=document.get("lookups", {}),
-            taps=document.get("taps", {}),
-            digests=document.get("digests", {}),
             rejected=tuple(Rejected(*each) for each in document.get("rejected", ())),
-            generation=document.get("generation", 0),
             others={name: Reached(*each) for name, each in document.get("others", {}).items()},
         )
+
+
+_PLAIN = ("pipeline", "sink", "number", "batch_time_ms", "fingerprint", "rows", "watermark_ms")
+"""What every entry has, as it stands in JSON."""
+_SELDOM = ("lookups", "digests", "generation")
+"""What is written where there is something to say: entries of pipelines without it read as they always did."""
 
 
 def _unwritten_state(number: int) -> int | None:

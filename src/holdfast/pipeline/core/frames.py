@@ -1,5 +1,5 @@
-"""Spark's frames where their own methods fall short: columns of any name, a view that is somebody else's, and functions
-of a definition on their way to workers.
+"""Spark's frames where their own methods fall short: columns of any name, a view that is somebody else's, functions of
+a definition on their way to workers, and failures on their way back.
 
 Spark's `mapInArrow` looks every column up as an expression, in which a dot and a backtick mean something: a record's
 field `user.id` would be looked for in a column `user`. Such frames go there under other names, and the function sees
@@ -8,7 +8,11 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import base64
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -62,3 +66,27 @@ def pickled(function: Callable[..., Any]) -> bytes:
         return bytes(cloudpickle.dumps(function))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line of an error that is neither ours nor an installed package's, else the innermost not ours."""
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    found = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in found if not frame.filename.startswith(ours)]
+    own = [each for each in frames if os.path.isabs(each.filename) and "site-packages" not in each.filename]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    return f"{frame.filename}, line {frame.lineno}" + (f": {frame.line}" if frame.line else "")
+
+
+def failure_report(error: Exception) -> dict[str, str]:
+    """What a worker reports of a failure: raised there, it would come back as a JVM exception around a traceback."""
+    return {"failure": base64.b64encode(pickle.dumps(error)).decode("ascii")}
+
+
+def raise_reported(reports: Iterable[Mapping[str, Any]]) -> None:
+    """Raise the failure that a worker has reported, if one has."""
+    for report in reports:
+        if "failure" in report:
+            raise pickle.loads(base64.b64decode(report["failure"]))

@@ -107,7 +107,7 @@ def run_query(spark: SparkSession, step: str, query: str, frame: DataFrame) -> D
 
 def inspect(step: str, frame: DataFrame) -> Shape:
     """Look at an analysed query over an empty input; `StepError` when it cannot be a step."""
-    expressions, plans = _classes(frame)
+    expressions, plans = classes_of(frame)
     for name in expressions:
         if name in CHANGING:
             raise StepError(
@@ -144,8 +144,8 @@ def _refuse_commands(spark: SparkSession, step: str, query: str) -> None:
         raise StepError(step, "a step is a query: it begins with SELECT, or WITH … SELECT")
 
 
-def _classes(frame: DataFrame) -> tuple[list[str], list[str]]:
-    """The expressions and the plan nodes of a frame, by class."""
+def classes_of(frame: DataFrame) -> tuple[list[str], list[str]]:
+    """The expressions and the plan nodes of a frame's analysed plan, by class."""
     document = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
     names: list[str] = []
 

@@ -15,6 +15,11 @@ LINEAGE_TYPE: Final = "struct<topic:string,partition:int,offset:bigint,index:int
 PLACE_COLUMNS: Final = tuple(f"{LINEAGE}_{part}" for part in PLACE)
 """The same as columns of their own."""
 PLACE_DDL: Final = "_hf_topic string, _hf_partition int, _hf_offset bigint, _hf_index int"
+NARROW: Final = (
+    f"named_struct('topic', {LINEAGE}.topic, 'partition', {LINEAGE}.partition, 'offset', {LINEAGE}.offset, "
+    f"'index', {LINEAGE}.index) AS {LINEAGE}"
+)
+"""A row's lineage alone, of the wider one it has while steps run."""
 HEADERS_DDL: Final = "array<struct<key:string,value:binary>>"
 
 

@@ -81,12 +81,11 @@ class Home:
 
     # -------------------------------------------------------------------- the plan
 
-    def note_plan(self, plan: Plan, fingerprint: str) -> None:
-        """Write down what the next batch takes, before any of it is read."""
-        self._write_plan({**plan.as_json(), "fingerprint": fingerprint, "is_done": False})
-
-    def note_done(self, plan: Plan, fingerprint: str) -> None:
-        self._write_plan({**plan.as_json(), "fingerprint": fingerprint, "is_done": True})
+    def note_plan(self, plan: Plan, fingerprint: str, *, is_done: bool = False) -> None:
+        """Write down what the next batch takes, before any of it is read; and once more when it is done."""
+        noted = {**plan.as_json(), "fingerprint": fingerprint, "is_done": is_done}
+        text = to_text({"version": PLAN_VERSION, **noted})
+        write_atomically(self._files, os.path.join(self.path, "plan.json"), text.encode("utf-8"))
 
     def unfinished_plan(self, fingerprint: str) -> Plan | None:
         """The plan of a batch that was not finished under the same definition; anything unreadable is no plan."""
@@ -101,10 +100,6 @@ class Home:
             return Plan.from_json(document)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-
-    def _write_plan(self, document: Mapping[str, Any]) -> None:
-        text = to_text({"version": PLAN_VERSION, **document})
-        write_atomically(self._files, os.path.join(self.path, "plan.json"), text.encode("utf-8"))
 
     # -------------------------------------------------------------------- the definition
 

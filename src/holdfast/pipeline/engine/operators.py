@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
 from holdfast.pipeline.aside import DUPLICATE, FILTERED, LATE, LATE_FOR
 from holdfast.pipeline.core.failures import RuleBroken, StepError, Unbalanced
 from holdfast.pipeline.core.inspection import run_query
-from holdfast.pipeline.core.sql import LINEAGE, PLACE, literal, quoted, struct_of
+from holdfast.pipeline.core.sql import LINEAGE, NARROW, PLACE, literal, quoted, struct_of
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, Python, Sql, Step
 from holdfast.pipeline.digest import Tally, hash_sql, tally_of, tally_sql
@@ -52,10 +52,6 @@ EXAMPLES: Final = 5
 OBSERVED_WITHIN_S: Final = 5.0
 """Metrics come after the job that made them, by another thread; longer than this is never."""
 
-NARROW: Final = (
-    f"named_struct('topic', {LINEAGE}.topic, 'partition', {LINEAGE}.partition, 'offset', {LINEAGE}.offset, "
-    f"'index', {LINEAGE}.index) AS {LINEAGE}"
-)
 RECORD: Final = (
     f"{LINEAGE}.key AS _key",
     f"{LINEAGE}.timestamp AS _timestamp",

@@ -14,13 +14,11 @@ What the function raises is told with the step's name and the line of the functi
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.pipeline.core.failures import StepError, spark_message
-from holdfast.pipeline.core.frames import map_in_arrow, pickled
+from holdfast.pipeline.core.frames import map_in_arrow, pickled, raised_at
 from holdfast.pipeline.core.sql import LINEAGE, PLACE
 from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import Python
@@ -102,7 +100,8 @@ def run_step(
             result = _take_back(batch, given, returned, wanted, expands)
         except Exception as error:  # noqa: BLE001  it is the user's function: whatever it raises is told
             # The text is all that reaches the driver.
-            raise StepRaised(step_failure(name, error, _where(error))) from None
+            where = "" if isinstance(error, WrongResult) else raised_at(error)
+            raise StepRaised(step_failure(name, error, where)) from None
         yield result
 
 
@@ -213,21 +212,3 @@ def _rows_of(given: pa.RecordBatch, lineage: pa.ChunkedArray, expands: bool) -> 
 
 def _place(value: Any) -> tuple[Any, ...]:
     return value["topic"], value["partition"], value["offset"], value["index"]
-
-
-def _where(error: BaseException) -> str:
-    """The innermost line outside our own wrapper and installed packages, else the innermost line."""
-    if isinstance(error, WrongResult):
-        return ""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.endswith("engine/python_steps.py")
-    ]
-    own = [
-        frame for frame in frames if os.path.isabs(frame.filename) and "site-packages" not in frame.filename
-    ]
-    if not frames:
-        return ""
-    frame = (own or frames)[-1]
-    return f"{frame.filename}, line {frame.lineno}" + (f": {frame.line}" if frame.line else "")

@@ -115,11 +115,22 @@ def check_steps(spark: SparkSession, definition: PipelineDefinition) -> StructTy
     return Router(spark, definition).main_schema
 
 
-def apply_step(frame: DataFrame, step: Step, *, directory: str, batch_time_ms: int) -> DataFrame:
+def side_outputs(spark: SparkSession, operator: StatefulOperator, schema: StructType) -> dict[str, DataFrame]:
+    """No rows of each stream that a step with a state gives beside `main`, as sinks get them."""
+    found: dict[str, DataFrame] = {}
+    for name, given in operator.schemas(spark, schema).items():
+        rows = spark.createDataFrame([], given)
+        if name:
+            found[f"{operator.name}.{name}"] = narrow(rows)
+        elif operator.is_tap:
+            found[operator.name] = rows
+    return found
+
+
+def apply_step(frame: DataFrame, step: Step, *, directory: str) -> DataFrame:
     """The rows that stay on the main route after this step; nothing is executed.
 
-    `batch_time_ms` is in the frame already, as `_batch_time`; it is a column like others. Not for steps with a memory,
-    nor for lookups: those need more than their rows.
+    Not for steps with a state, nor for lookups: those need more than their rows.
     """
     spark = frame.sparkSession
     if isinstance(step, Expect | Filter):
@@ -247,13 +258,9 @@ class Router:
         return narrow(spark.createDataFrame([], schema)).schema
 
     def _add_operator(self, step: Step, schema: StructType) -> None:
-        operator = operator_of(step, self._definition)
-        self.operators[step.name] = operator
-        for name, given in operator.schemas(self._spark, schema).items():
-            if name:
-                self._schemas[f"{step.name}.{name}"] = narrow(self._spark.createDataFrame([], given)).schema
-            elif operator.is_tap:
-                self._schemas[step.name] = given
+        operator = self.operators[step.name] = operator_of(step, self._definition)
+        outputs = side_outputs(self._spark, operator, schema)
+        self._schemas |= {name: rows.schema for name, rows in outputs.items()}
 
     def _check_rows(self, sink: str, rows: str) -> None:
         if rows not in self._schemas:

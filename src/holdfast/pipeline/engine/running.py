@@ -415,7 +415,7 @@ class Loop:
             self.monitoring.show(lowest(positions))
         self.faults("monitored")
         self.known.note(self.workshop.ledgers)
-        self.home.note_done(plan, self.deployed.fingerprint)
+        self.home.note_plan(plan, self.deployed.fingerprint, is_done=True)
         self.home.note_definition(self.deployed.canonical)
         large = self.growth.message(done.state)
         if large is not None:

@@ -16,10 +16,8 @@ an event time adds `decoding.EVENT_DDL`, and `Staged` says what of it was seen b
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import pickle
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import Unbalanced
+from holdfast.pipeline.core.frames import failure_report, raise_reported
 from holdfast.pipeline.core.sql import HEADERS_DDL, ddl_schema
 from holdfast.pipeline.definition.model import Expect, Lookup, PipelineDefinition, Source
 from holdfast.pipeline.digest import Tally, digest_of_offsets
@@ -192,9 +191,7 @@ def _pieces(tasks: Sequence[Task], reports: Sequence[Mapping[str, Any]]) -> tupl
 
 
 def _summarise(batch: BatchRange, reports: Sequence[Mapping[str, Any]]) -> Staged:
-    for report in reports:
-        if "failure" in report:
-            raise pickle.loads(base64.b64decode(report["failure"]))
+    raise_reported(reports)
     total = Intake()
     decoded = undecoded = Tally()
     offsets = 0
@@ -242,8 +239,7 @@ def _run_tasks(
                 report = stage_ranges(spec, tasks[number], _clusters[known], first_piece)
             except (HoldfastError, OSError) as error:
                 _clusters.pop(known).close()
-                # As a value: raised here, it would come back as a JVM exception around a Python traceback.
-                report = {"failure": base64.b64encode(pickle.dumps(error)).decode("ascii")}
+                report = failure_report(error)
             reports.append(json.dumps(report))
     yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
 

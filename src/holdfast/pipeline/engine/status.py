@@ -43,14 +43,7 @@ class SinkStatus:
     problem: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "entry": None if self.entry is None else self.entry.as_json(),
-            "lag": self.lag,
-            "is_of_this_definition": self.is_of_this_definition,
-            "problem": self.problem,
-        }
+        return {**vars(self), "entry": None if self.entry is None else self.entry.as_json()}
 
 
 @dataclass(frozen=True)
@@ -93,17 +86,10 @@ class Status:
         return max(known) if known else None
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "pipeline": self.pipeline,
-            "home": self.home,
-            "group": self.group,
-            "lag": self.lag,
-            "sinks": [sink.as_json() for sink in self.sinks],
-            "source_problem": self.source_problem,
-            "running_pid": self.running_pid,
-            "last_batch": self.last_batch,
-            **({} if self.state is None else {"state": self.state.as_json()}),
-        }
+        state = {} if self.state is None else {"state": self.state.as_json()}
+        sinks = [sink.as_json() for sink in self.sinks]
+        known = {name: value for name, value in vars(self).items() if name != "state"}
+        return {**known, "lag": self.lag, "sinks": sinks, **state}
 
 
 def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None) -> Status:

@@ -19,14 +19,13 @@ What follows from the rows alone must not depend on how they were cut into batch
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from holdfast.pipeline.core.failures import StepError, spark_message
-from holdfast.pipeline.core.inspection import CHANGING, quiet_spark
+from holdfast.pipeline.core.inspection import CHANGING, classes_of, quiet_spark
 from holdfast.pipeline.core.sql import PLACE
 from holdfast.pipeline.sinks.columns import column_named
 
@@ -130,7 +129,10 @@ def compile_aggregates(
     wanted: dict[str, str] = {}
     for name, sql in aggregates.items():
         wanted[name] = _checked_type(empty, step, keys, name, sql)
-    typed = _Types(empty)
+
+    def typed(sql: str) -> str:
+        return empty.selectExpr(f"{sql} AS _x").schema["_x"].dataType.simpleString()
+
     parts: dict[str, Part] = {}
     finishes: dict[str, str] = {}
     for name, sql in aggregates.items():
@@ -242,14 +244,8 @@ def _partial_types(empty: DataFrame, parts: Mapping[str, Part]) -> dict[str, Dat
     return {name: frame.schema[name].dataType for name in parts}
 
 
-class _Types:
-    """Of expressions over rows."""
-
-    def __init__(self, empty: DataFrame) -> None:
-        self._empty = empty
-
-    def of(self, sql: str) -> DataType:
-        return self._empty.selectExpr(f"{sql} AS _x").schema["_x"].dataType
+Types: TypeAlias = Callable[[str], str]
+"""Of expressions over rows: the type, in Spark's words."""
 
 
 # ---------------------------------------------------------------------------- reading the SQL
@@ -277,7 +273,7 @@ def _range(node: Any) -> tuple[int, int] | None:
     return (int(begin.get()), int(end.get()) + 1) if begin.isDefined() and end.isDefined() else None
 
 
-def _split_expression(spark: SparkSession, sql: str, typed: _Types, parts: dict[str, Part]) -> str | None:
+def _split_expression(spark: SparkSession, sql: str, typed: Types, parts: dict[str, Part]) -> str | None:
     """The finish of an expression, whose parts are added to `parts`; None for one that cannot be split."""
     pieces: list[str] = []
     position = 0
@@ -346,27 +342,14 @@ def _text(node: Any, parent: tuple[int, int], sql: str) -> str:
 
 
 def _classes(frame: DataFrame) -> set[str]:
-    document = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
-    found: set[str] = set()
-
-    def walk(part: Any) -> None:
-        if isinstance(part, dict):
-            if isinstance(part.get("class"), str):
-                found.add(part["class"].rsplit(".", 1)[-1])
-            for each in part.values():
-                walk(each)
-        elif isinstance(part, list):
-            for each in part:
-                walk(each)
-
-    walk(document)
-    return found
+    expressions, plans = classes_of(frame)
+    return {*expressions, *plans}
 
 
 # ---------------------------------------------------------------------------- the ones that can be split
 
 
-def _split_call(call: Call, typed: _Types) -> Split | None:
+def _split_call(call: Call, typed: Types) -> Split | None:
     if not call.is_plain:
         return None
     if call.is_distinct and call.name not in ("count", "min", "max", "collect_set"):
@@ -374,7 +357,7 @@ def _split_call(call: Call, typed: _Types) -> Split | None:
     return SPLITS[call.name](call, typed)
 
 
-def _count(call: Call, typed: _Types) -> Split | None:
+def _count(call: Call, typed: Types) -> Split | None:
     if call.is_distinct:
         return _count_distinct(call)
     if call.condition is None and call.arguments == ("1",):
@@ -396,18 +379,18 @@ def _set(partial: str) -> Part:
     return Part(partial, "array_distinct(flatten(collect_list({})))")
 
 
-def _sum(call: Call, typed: _Types) -> Split | None:
-    if len(call.arguments) != 1 or not _is_number(typed.of(call.arguments[0]).simpleString()):
+def _sum(call: Call, typed: Types) -> Split | None:
+    if len(call.arguments) != 1 or not _is_number(typed(call.arguments[0])):
         return None
     part = Part(f"sum({call.arguments[0]}) {call.filter()}", "sum({})", keeps_type=True)
     return Split((part,), "{0}")
 
 
-def _average(call: Call, typed: _Types) -> Split | None:
+def _average(call: Call, typed: Types) -> Split | None:
     if len(call.arguments) != 1:
         return None
     value = call.arguments[0]
-    kind = typed.of(value).simpleString()
+    kind = typed(value)
     if not _is_number(kind):
         return None
     # A long may overflow its sum though not its average; as decimals the sum is still exact.
@@ -424,10 +407,10 @@ def _is_number(kind: str) -> bool:
     return kind in EXACT_SUMS | {"bigint", "float", "double"} or kind.startswith("decimal")
 
 
-def _itself(merge: str) -> Callable[[Call, _Types], Split | None]:
+def _itself(merge: str) -> Callable[[Call, Types], Split | None]:
     """Aggregates whose partial results are merged by one that is as simple."""
 
-    def split(call: Call, typed: _Types) -> Split | None:
+    def split(call: Call, typed: Types) -> Split | None:
         if len(call.arguments) != 1:
             return None
         return Split((Part(f"{call.name}({call.arguments[0]}) {call.filter()}", merge),), "{0}")
@@ -435,10 +418,10 @@ def _itself(merge: str) -> Callable[[Call, _Types], Split | None]:
     return split
 
 
-def _extreme(side: str, *, by: bool = False) -> Callable[[Call, _Types], Split | None]:
+def _extreme(side: str, *, by: bool = False) -> Callable[[Call, Types], Split | None]:
     """`first` and `last` by the rows' own order; `max_by` and `min_by` by a value, and then by that order."""
 
-    def split(call: Call, typed: _Types) -> Split | None:
+    def split(call: Call, typed: Types) -> Split | None:
         if len(call.arguments) not in ((2,) if by else (1, 2)):
             return None
         value = call.arguments[0]
@@ -459,7 +442,7 @@ def _extreme(side: str, *, by: bool = False) -> Callable[[Call, _Types], Split |
     return split
 
 
-def _list(call: Call, typed: _Types) -> Split | None:
+def _list(call: Call, typed: Types) -> Split | None:
     if len(call.arguments) != 1:
         return None
     value = call.arguments[0]
@@ -467,13 +450,13 @@ def _list(call: Call, typed: _Types) -> Split | None:
     return Split((Part(partial, "flatten(collect_list({}))"),), "transform(array_sort({0}), e -> e.v)")
 
 
-def _distinct_list(call: Call, typed: _Types) -> Split | None:
+def _distinct_list(call: Call, typed: Types) -> Split | None:
     if len(call.arguments) != 1:
         return None
     return Split((_set(f"collect_set({call.arguments[0]}) {call.filter()}"),), "array_sort({0})")
 
 
-def _sketch(call: Call, typed: _Types) -> Split | None:
+def _sketch(call: Call, typed: Types) -> Split | None:
     if len(call.arguments) not in (1, 2):
         return None
     size = SKETCH_LOG_SIZE
@@ -484,7 +467,7 @@ def _sketch(call: Call, typed: _Types) -> Split | None:
         except (ValueError, ZeroDivisionError):
             return None
     value = call.arguments[0]
-    kind = typed.of(value).simpleString()
+    kind = typed(value)
     if kind in EXACT_SUMS:
         value = f"CAST({value} AS BIGINT)"
     elif kind in ("float", "double"):
@@ -498,7 +481,7 @@ def _sketch(call: Call, typed: _Types) -> Split | None:
     return Split((part,), "coalesce(hll_sketch_estimate(hll_union({0}, {0})), 0L)")
 
 
-SPLITS: Final[Mapping[str, Callable[[Call, _Types], Split | None]]] = {
+SPLITS: Final[Mapping[str, Callable[[Call, Types], Split | None]]] = {
     "count": _count,
     "count_if": _itself("sum({})"),
     "sum": _sum,

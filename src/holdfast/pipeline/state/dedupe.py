@@ -32,7 +32,7 @@ from holdfast.pipeline.core.frames import map_in_arrow
 from holdfast.pipeline.core.sql import PLACE, PLACE_COLUMNS, PLACE_DDL, quoted
 from holdfast.pipeline.definition.model import Dedupe, EventTime
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.digest import Tally, hash_sql, join_halves
+from holdfast.pipeline.digest import Tally, hash_sql, tally_of, tally_sql
 from holdfast.pipeline.state.operator import DUPLICATES, LATE, OperatorContext, OperatorResult
 from holdfast.pipeline.state.segments import merged, write_segment
 
@@ -317,13 +317,8 @@ class _Route:
     high_ms: int = 0
 
 
-_HASH: Final = hash_sql("_hf").replace("_hf.", "_hf_")
-"""The same over the columns of a place as they are written down."""
-_SUMS: Final = (
-    "count(1) AS n",
-    f"coalesce(sum({_HASH} & 4294967295L), 0L) AS low",
-    f"coalesce(sum(shiftrightunsigned({_HASH}, 32)), 0L) AS high",
-)
+_SUMS: Final = tally_sql(hash_sql("_hf").replace("_hf.", "_hf_"))
+"""Over the columns of a place as they are written down."""
 
 
 def _count_routes(places: DataFrame) -> Mapping[int, _Route]:
@@ -332,8 +327,7 @@ def _count_routes(places: DataFrame) -> Mapping[int, _Route]:
     sums = [f.expr(text) for text in (*_SUMS, "min(_t) AS first", "max(_t) AS last")]
     found = {route: _Route(Tally()) for route in (JUDGED, KEYLESS, TOO_LATE)}
     for row in places.groupBy("_route").agg(*sums).collect():
-        tally = Tally(row["n"], join_halves(row["low"], row["high"]))
-        found[row["_route"]] = _Route(tally, row["first"] or 0, row["last"] or 0)
+        found[row["_route"]] = _Route(tally_of(row), row["first"] or 0, row["last"] or 0)
     return found
 
 
@@ -373,11 +367,10 @@ def _count_judged(judged: DataFrame, doubles: DataFrame, dead: str) -> _Verdict:
     sums = [f.expr(text) for text in (*_SUMS, f"count_if({dead}) AS dead")]
     passed, doubled, dead_count = Tally(), Tally(), 0
     for row in marked.groupBy("_dup").agg(*sums).collect():
-        tally = Tally(row["n"], join_halves(row["low"], row["high"]))
         if row["_dup"]:
-            doubled = tally
+            doubled = tally_of(row)
         else:
-            passed, dead_count = tally, row["dead"]
+            passed, dead_count = tally_of(row), row["dead"]
     return _Verdict(passed, doubled, dead_count, doubles if doubled.rows else None)
 
 

@@ -10,7 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,9 +33,6 @@ class Growth:
     bytes: int
     versions: int
     over_ms: int
-
-    def as_json(self) -> dict[str, int]:
-        return {"rows": self.rows, "bytes": self.bytes, "versions": self.versions, "over_ms": self.over_ms}
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class StepSize:
             "segments": len(self.state.segments),
             "oldest_until_ms": self.oldest_until_ms,
             "newest_until_ms": self.newest_until_ms,
-            "growth": self.growth.as_json() if self.growth else None,
+            "growth": asdict(self.growth) if self.growth else None,
             "fingerprint": self.state.fingerprint,
             "notes": dict(self.state.notes),
         }

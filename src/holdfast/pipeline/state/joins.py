@@ -29,16 +29,25 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.pipeline.core.failures import StepError, spark_message
 from holdfast.pipeline.core.inspection import inspect
-from holdfast.pipeline.core.sql import HEADERS_DDL, LINEAGE_TYPE, PLACE, of_step, quoted, struct_of
+from holdfast.pipeline.core.sql import (
+    HEADERS_DDL,
+    LINEAGE_TYPE,
+    NARROW,
+    PLACE,
+    ddl_schema,
+    of_step,
+    quoted,
+    struct_of,
+)
 from holdfast.pipeline.definition.model import EventTime, Join
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.digest import Tally, hash_sql, join_halves
+from holdfast.pipeline.digest import Tally, hash_sql, tally_of, tally_sql
 from holdfast.pipeline.state.operator import LATE, OperatorContext, OperatorResult
 from holdfast.pipeline.state.segments import merged, write_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
     from holdfast.pipeline.state.segments import Segment
 
@@ -48,9 +57,6 @@ BUCKETS: Final = 64
 """Parts in which rows are numbered side by side; a constant, since the numbers follow from it."""
 WHOLE: Final = ("tinyint", "smallint", "int", "bigint")
 """Types whose values are the same number in the wider one: keys of both sides may differ so."""
-_PLACE_SQL: Final = (
-    "named_struct('topic', _hf.topic, 'partition', _hf.partition, 'offset', _hf.offset, 'index', _hf.index)"
-)
 LEFT_PLACE, RIGHT_PLACE = "left_hf", "right_hf"
 """Columns of a pair: where its two rows came from."""
 
@@ -151,15 +157,8 @@ class JoinOperator:
 
         route = f"CASE WHEN NOT ({self._sided}) THEN 'neither' WHEN {self._late} THEN 'late' ELSE 'sided' END"
         hashed = rows.selectExpr(f"{route} AS route", f"{hash_sql('_hf')} AS hash")
-        sums = hashed.groupBy("route").agg(
-            f.expr("count(1) AS n"),
-            f.expr("coalesce(sum(hash & 4294967295L), 0L) AS low"),
-            f.expr("coalesce(sum(shiftrightunsigned(hash, 32)), 0L) AS high"),
-        )
-        found = {
-            row["route"]: Tally(row["n"], join_halves(row["low"], row["high"])) for row in sums.collect()
-        }
-        return _Counted(**found)
+        sums = hashed.groupBy("route").agg(*map(f.expr, tally_sql("hash")))
+        return _Counted(**{row["route"]: tally_of(row) for row in sums.collect()})
 
     # -------------------------------------------------------------------- the memory
 
@@ -180,7 +179,7 @@ class JoinOperator:
             *keys,
             "_t",
             f"{until} AS _until",
-            f"{_PLACE_SQL} AS _hf",
+            NARROW,
             f"CASE _side WHEN {LEFT} THEN {_struct_sql(form.left)} END AS l",
             f"CASE _side WHEN {RIGHT} THEN {_struct_sql(form.right)} END AS r",
         )
@@ -395,7 +394,7 @@ def _memory_type(keys: StructType, left: StructType, right: StructType) -> Struc
             *keys.fields,
             StructField("_t", LongType()),
             StructField("_until", LongType()),
-            StructField("_hf", _place_type()),
+            *ddl_schema(f"_hf {LINEAGE_TYPE}").fields,
             StructField("l", left),
             StructField("r", right),
         ]
@@ -421,9 +420,3 @@ def _key_sql(form: _Form) -> str:
         for name, (_, _, of) in zip(form.key_names, form.keys, strict=True)
     )
     return f"CAST(to_json(array({texts})) AS BINARY)"
-
-
-def _place_type() -> DataType:
-    from holdfast.pipeline.core.sql import ddl_schema
-
-    return ddl_schema(f"place {LINEAGE_TYPE}")["place"].dataType

@@ -13,19 +13,17 @@ at or before the watermark; and when it has no event time.
 
 from __future__ import annotations
 
-import base64
 import inspect
 import itertools
 import json
 import os
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.core.failures import StepError, Unbalanced, spark_message
-from holdfast.pipeline.core.frames import map_in_arrow, pickled
+from holdfast.pipeline.core.frames import map_in_arrow, pickled, raise_reported
 from holdfast.pipeline.core.sql import (
     HEADERS_DDL,
     LINEAGE,
@@ -384,9 +382,7 @@ def _collect(dealt: DataFrame, job: KeyedJob) -> list[dict[str, Any]]:
     """Each bucket's report, in the order of buckets."""
     collected = map_in_arrow(dealt, partial(run_buckets, job), "report string").collect()
     reports = [json.loads(row.report) for row in collected]
-    for report in reports:
-        if "failure" in report:
-            raise pickle.loads(base64.b64decode(report["failure"]))
+    raise_reported(reports)
     reports.sort(key=lambda report: int(report["bucket"]))
     if [report["bucket"] for report in reports] != list(range(len(job.files))):
         raise Unbalanced(

@@ -16,13 +16,10 @@ as a JVM exception around a Python traceback, and Spark would try four times.
 
 from __future__ import annotations
 
-import base64
 import gc
 import itertools
 import json
 import os
-import pickle
-import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import StepError
+from holdfast.pipeline.core.frames import failure_report, raised_at
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.keyed import EACH_ROW, KeyState
 from holdfast.pipeline.state.keyed_files import (
@@ -105,7 +103,7 @@ def run_buckets(job: KeyedJob, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
         for bucket, rows in _by_bucket(batches):
             reports.append(json.dumps(BucketTurn(job, call, bucket, rows).run()))
     except (HoldfastError, OSError) as error:
-        reports = [json.dumps({"failure": base64.b64encode(pickle.dumps(error)).decode("ascii")})]
+        reports = [json.dumps(failure_report(error))]
     yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
 
 
@@ -423,7 +421,7 @@ class BucketTurn:
         name = self.job.function_name
         if isinstance(error, WrongRows):
             return StepError(self.job.step, f"the function {name} {error}, for the key {error.key or key!r}")
-        where = _where(error)
+        where = raised_at(error)
         return StepError(
             self.job.step,
             f"the function {name} raised {type(error).__name__}: {error}, for the key {key!r}"
@@ -532,20 +530,3 @@ def _tuples(table: pa.Table, names: Sequence[str]) -> list[tuple[Any, ...]]:
 
 def _watermark(time_ms: int) -> int | None:
     return None if time_ms == NEVER else time_ms
-
-
-def _where(error: BaseException) -> str:
-    """The innermost line that is neither ours nor an installed package's, else the innermost."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    own = [
-        frame
-        for frame in frames
-        if os.path.isabs(frame.filename)
-        and "site-packages" not in frame.filename
-        and not frame.filename.startswith(ours + os.sep)
-    ]
-    if not frames:
-        return ""
-    frame = (own or frames)[-1]
-    return f"{frame.filename}, line {frame.lineno}" + (f": {frame.line}" if frame.line else "")

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.core.failures import EnvironmentFails, PipelineError
@@ -89,14 +89,7 @@ class Segment:
         )
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "files": list(self.files),
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "low_ms": self.low_ms,
-            "high_ms": self.high_ms,
-            "tier": self.tier,
-        }
+        return {**asdict(self), "files": list(self.files)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Segment:

@@ -42,7 +42,7 @@ from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.digest import Tally, hash_sql, join_halves
+from holdfast.pipeline.digest import Tally, hash_sql, join_halves, tally_of, tally_sql
 from holdfast.pipeline.state.aggregates import DIGEST, ORDER, Aggregation, state_schema
 from holdfast.pipeline.state.segments import (
     FILE_BYTES,
@@ -226,11 +226,7 @@ IN_ORDER: Final = "_order"
 ROWS_FOR_ONE_TASK: Final = 50_000
 """Fewer rows than this are merged in one task: nothing is shuffled."""
 HALF: Final = "4294967295L"
-OF_ROWS: Final = (
-    "count(1) AS _n",
-    f"sum({HASH} & {HALF}) AS _low",
-    f"sum(shiftrightunsigned({HASH}, 32)) AS _high",
-)
+OF_ROWS: Final = tally_sql(HASH, prefix="_")
 OF_PIECES: Final = ("sum(_n) AS _n", "sum(_low) AS _low", "sum(_high) AS _high")
 SETTLED: Final = (
     "_n",
@@ -359,7 +355,7 @@ def _counted(layout: Layout, rows: DataFrame) -> tuple[Tally, Tally]:
     marked = rows.selectExpr(f"{layout.spans.is_late} AS {IS_LATE}", f"{hash_sql()} AS {HASH}")
     found = {False: Tally(), True: Tally()}
     for row in marked.groupBy(IS_LATE).agg(*expressions(*OF_ROWS)).collect():
-        found[row[IS_LATE]] = Tally(row["_n"], join_halves(row["_low"], row["_high"]))
+        found[row[IS_LATE]] = tally_of(row, prefix="_")
     return found[False], found[True]
 
 
