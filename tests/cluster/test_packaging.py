@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.pipeline.cluster import contents, packaging, worker_start
+from holdfast.pipeline.cluster import packaging, worker_start
 from holdfast.pipeline.cluster.packaging import (
     Contents,
     Part,
@@ -88,7 +88,7 @@ def test_requirements_of_extras_count_only_when_the_extra_is_asked_for() -> None
     plain = find_distributions([("holdfast", ())])
     assert "pandas" not in plain
     assert {"pandas", "psycopg-binary"} <= find_distributions([("holdfast", ("spark",))]).keys()
-    assert "deltalake" in contents.NOT_SHIPPED
+    assert "deltalake" in packaging.NOT_SHIPPED
 
 
 def test_the_archive_holds_the_parts_the_manifest_and_the_machine_code(parts: Path, tmp_path: Path) -> None:

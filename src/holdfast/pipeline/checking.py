@@ -165,7 +165,7 @@ def _check_lookup(
     definition: PipelineDefinition, step: Lookup, path: Path, frame: DataFrame
 ) -> tuple[list[Finding], DataFrame | None]:
     """The table is asked for its columns; one that cannot be reached from here may be when the pipeline runs."""
-    from holdfast.pipeline.engine.lookups import Lookups
+    from holdfast.pipeline.state.lookups import Lookups
     from holdfast.pipeline.state.tables import LookupUnavailable
 
     if is_reference(step.table):

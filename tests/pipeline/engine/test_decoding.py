@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.model import Decoding, EventTime, Field, Source
-from holdfast.pipeline.engine.decoding import Decodings, RowDecoder, decoded_ddl
+from holdfast.pipeline.engine.decoding import RowDecoder, decoded_ddl
 
 CLICKS = Decoding("csv", (Field("id", "long"), Field("at", "timestamp", required=False)))
 HOUR_US = 3_600_000_000
@@ -29,7 +29,7 @@ def batch(values: list[bytes | None], timestamps_us: list[int] | None = None) ->
 
 def decoder(event: EventTime | None = None, **source: Any) -> RowDecoder:
     given: dict[str, Any] = {"topics": ("clicks",), "value": CLICKS, "event_time": event, **source}
-    return RowDecoder(Decodings.of(Source(**given)))
+    return RowDecoder(Source(**given))
 
 
 def decoded(

@@ -18,7 +18,6 @@ from confluent_kafka import Producer
 import holdfast.pipeline.engine.staging as staging
 from holdfast.pipeline.core.failures import EnvironmentFails, Unbalanced
 from holdfast.pipeline.definition.model import Decoding, EventTime, Field, Source
-from holdfast.pipeline.engine.decoding import Decodings
 from holdfast.pipeline.ledger import Intake
 from holdfast.pipeline.packing import pack
 from holdfast.pipeline.positions import BatchRange, Place, Span
@@ -61,9 +60,7 @@ def test_a_record_without_a_time_has_none(tmp_path: Path) -> None:
     }
     times = [datetime.fromtimestamp(5, UTC), datetime.fromtimestamp(-0.001, UTC)]  # Kafka's -1
     batch = pa.RecordBatch.from_pylist([record | {"timestamp": time} for time in times], SCHEMA())
-    file = staging._StageFile(
-        staging.StageSpec({}, Decodings.of(source), False, str(tmp_path)), {("t", 0): 0}
-    )
+    file = staging._StageFile(staging.StageSpec({}, source, False, str(tmp_path)), {("t", 0): 0})
     file.add(batch)
     file.finish()
     assert pq.read_table(file.path).column("_timestamp").to_pylist() == [times[0], None]

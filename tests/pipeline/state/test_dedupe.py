@@ -15,9 +15,10 @@ from tests.support.state_turns import GAMES, Played, Player, Record, placed
 
 from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import ddl_schema
-from holdfast.pipeline.definition.model import Dedupe, EventTime
+from holdfast.pipeline.definition.model import Dedupe, PipelineDefinition, Source
 from holdfast.pipeline.state import dedupe
 from holdfast.pipeline.state.dedupe import Chain, DedupeOperator
+from holdfast.pipeline.state.operator import operator_of
 from holdfast.pipeline.state.watermarks import Clock
 
 if TYPE_CHECKING:
@@ -25,12 +26,11 @@ if TYPE_CHECKING:
 
 WITHIN_MS = 10
 DELAY_MS = 4
-EVENT = EventTime("at", delay=f"{DELAY_MS}ms")
 MEMORY_DDL = "k string, _t bigint, _until bigint"
 
 
 def once(**changes: Any) -> DedupeOperator:
-    return DedupeOperator(Dedupe("once", **{"key": ("k",), "within": f"{WITHIN_MS}ms", **changes}), EVENT)
+    return DedupeOperator(Dedupe("once", **{"key": ("k",), "within": f"{WITHIN_MS}ms", **changes}))
 
 
 def at(time_ms: int | None, key: str | None = "a", partition: int = 0) -> Record:
@@ -233,8 +233,9 @@ def test_what_cannot_be_a_key_is_told(spark: SparkSession, changes: dict[str, An
 
 
 def test_without_event_time_there_is_no_within() -> None:
+    definition = PipelineDefinition("p", Source(("t",)), steps=(Dedupe("once", ("k",)),))
     with pytest.raises(StepError, match="event_time"):
-        DedupeOperator(Dedupe("once", ("k",)), None)
+        operator_of(definition.steps[0], definition)
 
 
 # ---------------------------------------------------------------------------- the chain

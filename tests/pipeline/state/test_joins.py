@@ -14,7 +14,7 @@ from tests.support.state_turns import GAMES, HF_DDL, Played, Player, Record, pla
 
 from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import ddl_schema
-from holdfast.pipeline.definition.model import EventTime, Join
+from holdfast.pipeline.definition.model import Join
 from holdfast.pipeline.state.joins import LEFT, RIGHT, JoinOperator
 from holdfast.pipeline.state.watermarks import Clock
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 WITHIN_MS = 10
 DELAY_MS = 4
-EVENT = EventTime("at", delay=f"{DELAY_MS}ms")
 COLUMNS = "k string, amount int"
 SELECT = {"k": "l.k", "total": "l.amount + coalesce(r.amount, 0)", "paid": "r.amount"}
 
@@ -35,7 +34,7 @@ def paid(kind: str = "inner", **changes: Any) -> Join:
 
 
 def operator(kind: str = "inner", **changes: Any) -> JoinOperator:
-    return JoinOperator(paid(kind, **changes), EVENT)
+    return JoinOperator(paid(kind, **changes))
 
 
 def order(time_ms: int | None, key: str | None = "a", amount: int = 1) -> Record:
@@ -222,7 +221,7 @@ class PairsTwice(JoinOperator):
 def test_a_join_that_errs_is_found_out(
     player: Player, spark: SparkSession, wrong: type[JoinOperator]
 ) -> None:
-    assert is_found_out(spark, player.play(wrong(paid(), EVENT), TELLING, CUTS), "inner")
+    assert is_found_out(spark, player.play(wrong(paid()), TELLING, CUTS), "inner")
 
 
 # ---------------------------------------------------------------------------- sides, keys and columns

@@ -15,7 +15,7 @@ from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import ddl_schema
 from holdfast.pipeline.definition.model import EventTime, Keyed
 from holdfast.pipeline.keyed import KeyState, each_row
-from holdfast.pipeline.state import keyed, merging
+from holdfast.pipeline.state import keyed, segments
 from holdfast.pipeline.state.keyed import KeyedOperator
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def test_a_batch_that_passes_the_end_of_a_whole_segment_still_uses_it(
     player: Player, monkeypatch: pytest.MonkeyPatch, fan_in: int
 ) -> None:
     """Its timers are due in that very batch, and rows in front of the jump belong to its keys."""
-    monkeypatch.setattr(merging, "FAN_IN", fan_in)
+    monkeypatch.setattr(segments, "FAN_IN", fan_in)
     log = log_of(
         *((1 * MINUTE, "ann", 1), (2 * MINUTE, "bob", 1), (3 * MINUTE, "cat", 1), (4 * MINUTE, "bob", 1)),
         *((20 * MINUTE, "ann", 1), (21 * MINUTE, "cat", 1), (600 * MINUTE, "dan", 1)),
@@ -184,7 +184,7 @@ def test_rows_behind_the_time_to_live_or_without_a_time_are_late(player: Player)
 def test_keys_of_several_columns_and_types(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "FAN_IN", 2)
+    monkeypatch.setattr(segments, "FAN_IN", 2)
     player = Player(
         spark, str(tmp_path), "a bigint, b date, c binary, d decimal(6,2), e boolean, f timestamp"
     )
@@ -211,7 +211,7 @@ def test_keys_of_several_columns_and_types(
 
 
 def test_segments_are_merged_and_keys_counted_once(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "FAN_IN", 2)
+    monkeypatch.setattr(segments, "FAN_IN", 2)
     log = log_of(*((number, f"user-{number % 5}", 1) for number in range(16)))
     operator = KeyedOperator(step(counting), EVENT_TIME, ".")
     played = player.play(operator, log, [4, 8, 12], twice={2})

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.state_turns import GAMES, Played, Player, Record, placed
 
-from holdfast.pipeline.definition.model import EventTime, Window
+from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.state.operator import OperatorContext, OperatorResult
 from holdfast.pipeline.state.watermarks import Clock
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 DELAY_MS = 6
 GAP_MS = 5
 HOLD_MS = 12
-EVENT = EventTime("at", delay=f"{DELAY_MS}ms")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DDL = "k string, v int, x string"
 KINDS: Mapping[str, Mapping[str, str]] = {
@@ -236,7 +235,7 @@ def test_windows_are_those_of_one_query_over_everything(
     step = step_of(kind, mode, AGGREGATES if mode == "closed" else FEW)
 
     cuts = random.sample(range(1, len(log)), 2)
-    played = player.play(WindowOperator(step, EVENT), log, cuts, twice={1})
+    played = player.play(WindowOperator(step), log, cuts, twice={1})
 
     assert as_expected(spark, step, played) == expected(spark, step, log, played.watermark_ms)
 
@@ -247,7 +246,7 @@ def test_aggregates_that_need_the_rows_are_those_of_one_query_too(
 ) -> None:
     step = step_of("session", "changes", GENERAL)
 
-    played = player.play(WindowOperator(step, EVENT), TELLING, [9, 18])
+    played = player.play(WindowOperator(step), TELLING, [9, 18])
 
     assert as_expected(spark, step, played) == expected(spark, step, TELLING, played.watermark_ms)
 
@@ -317,7 +316,7 @@ def test_an_operator_that_is_wrong_is_found(
     player: Player, spark: SparkSession, wrong: type[WindowOperator] | None
 ) -> None:
     step = step_of("tumbling", "closed", {"n": "count(*)"})
-    operator = (wrong or WindowOperator)(step, EVENT)
+    operator = (wrong or WindowOperator)(step)
 
     def compare() -> None:
         played = player.play(operator, TELLING, [9, 18])

@@ -11,9 +11,9 @@ from tests.support.state_turns import HF_DDL, Played, Player, Record
 
 from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import ddl_schema
-from holdfast.pipeline.definition.model import EventTime, Window
+from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.digest import MASK, Tally, place_hash
-from holdfast.pipeline.state import merging, window_state, windows
+from holdfast.pipeline.state import segments, window_state, windows
 from holdfast.pipeline.state.operator import OperatorContext
 from holdfast.pipeline.state.segments import StepState
 from holdfast.pipeline.state.store import StateStore
@@ -23,7 +23,6 @@ from holdfast.pipeline.state.windows import WindowOperator
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVENT = EventTime("at", delay="0s")
 DDL = "k string, v bigint"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -67,7 +66,7 @@ def test_a_window_is_given_out_in_the_turn_whose_end_it_closes_by(
 ) -> None:
     log = [at(3), at(9), at(5, "b"), at(12), at(14), at(20)]
 
-    played = player.play(WindowOperator(step(), EVENT), log, [2, 4, 5])
+    played = player.play(WindowOperator(step()), log, [2, 4, 5])
 
     assert told(played) == [(2, "a", 0, 10, 2), (2, "b", 0, 10, 1), (4, "a", 10, 20, 2)]
     first = played.rows[0]
@@ -79,7 +78,7 @@ def test_a_window_is_given_out_in_the_turn_whose_end_it_closes_by(
 
 
 def test_rows_and_schemas_are_what_was_announced(player: Player, spark: SparkSession) -> None:
-    operator = WindowOperator(step(aggregates={"n": "count(*)", "s": "sum(v)"}), EVENT)
+    operator = WindowOperator(step(aggregates={"n": "count(*)", "s": "sum(v)"}))
     rows = ddl_schema(f"{HF_DDL}, {DDL}")
 
     schemas = operator.schemas(spark, rows)
@@ -95,7 +94,7 @@ def test_rows_and_schemas_are_what_was_announced(player: Player, spark: SparkSes
 def test_late_rows_and_rows_without_time_are_routed_and_counted_by_window(player: Player) -> None:
     log = [at(3), at(25), at(4, "late"), at(None, "timeless"), at(14, "late"), at(13, "late"), at(26)]
 
-    played = player.play(WindowOperator(step(), EVENT), log, [2])
+    played = player.play(WindowOperator(step()), log, [2])
 
     assert [place[2] for place in played.late] == [2, 3, 4, 5]
     assert told(played) == [(1, "a", 0, 10, 1)]
@@ -104,7 +103,7 @@ def test_late_rows_and_rows_without_time_are_routed_and_counted_by_window(player
 
 
 def test_a_late_row_reopens_its_window_where_it_may_be_corrected(player: Player) -> None:
-    operator = WindowOperator(step(late="correct", correct_within="20ms"), EVENT)
+    operator = WindowOperator(step(late="correct", correct_within="20ms"))
     log = [at(3), at(4, "b"), at(15), at(5), at(32), at(6)]
 
     played = player.play(operator, log, [3, 4, 5])
@@ -122,14 +121,14 @@ def test_a_late_row_reopens_its_window_where_it_may_be_corrected(player: Player)
 def test_changes_are_given_out_as_windows_stand(player: Player) -> None:
     log = [at(1), at(2, "b"), at(3), at(11), at(4)]
 
-    played = player.play(WindowOperator(step(emit="changes"), EVENT), log, [2, 4])
+    played = player.play(WindowOperator(step(emit="changes")), log, [2, 4])
 
     assert told(played) == [(1, "a", 0, 10, 1), (1, "b", 0, 10, 1), (2, "a", 0, 10, 2), (2, "a", 10, 20, 1)]
     assert [place[2] for place in played.late] == [4]
 
 
 def test_sliding_windows_share_rows_and_each_counts_them(player: Player) -> None:
-    operator = WindowOperator(step(kind="sliding", size="10ms", every="5ms"), EVENT)
+    operator = WindowOperator(step(kind="sliding", size="10ms", every="5ms"))
 
     played = player.play(operator, [at(7), at(12), at(8), at(30)], [2])
 
@@ -139,7 +138,7 @@ def test_sliding_windows_share_rows_and_each_counts_them(player: Player) -> None
 
 
 def test_windows_without_key_are_of_all_rows(player: Player) -> None:
-    played = player.play(WindowOperator(step(key=()), EVENT), [at(1), at(2, "b"), at(None), at(11)], [1])
+    played = player.play(WindowOperator(step(key=())), [at(1), at(2, "b"), at(None), at(11)], [1])
 
     key = b'{"window_start":"1970-01-01T00:00:00.000000Z"}'
     assert [(row["n"], row["_key"]) for row in played.rows] == [(2, key)]
@@ -151,9 +150,7 @@ def test_windows_without_key_are_of_all_rows(player: Player) -> None:
 def test_a_session_goes_on_while_rows_touch_it_though_its_first_pieces_are_over(
     player: Player, spark: SparkSession
 ) -> None:
-    operator = WindowOperator(
-        step(kind="session", gap="5ms", aggregates={"n": "count(*)", "s": "sum(v)"}), EVENT
-    )
+    operator = WindowOperator(step(kind="session", gap="5ms", aggregates={"n": "count(*)", "s": "sum(v)"}))
     log = [
         at(0, value=1),
         at(4, value=2),
@@ -170,7 +167,7 @@ def test_a_session_goes_on_while_rows_touch_it_though_its_first_pieces_are_over(
 
 
 def test_a_session_that_became_part_of_another_is_taken_back(player: Player) -> None:
-    operator = WindowOperator(step(kind="session", gap="5ms", emit="changes"), EventTime("at"))
+    operator = WindowOperator(step(kind="session", gap="5ms", emit="changes"))
     player.clock = type(player.clock)(delay_ms=20)
 
     played = player.play(operator, [at(10), at(18), at(14)], [2])
@@ -188,7 +185,7 @@ def test_a_session_that_became_part_of_another_is_taken_back(player: Player) -> 
 
 def test_an_empty_batch_closes_what_the_watermark_has_passed(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([], ddl_schema(f"{HF_DDL}, {DDL}"))
-    store, operator = StateStore(str(tmp_path / "state")), WindowOperator(step(), EVENT)
+    store, operator = StateStore(str(tmp_path / "state")), WindowOperator(step())
     full = rows.sparkSession.sql(
         "SELECT named_struct('topic', 't', 'partition', 0, 'offset', 0L, 'index', 0, 'timestamp', timestamp_millis(0), "
         "'key', CAST(NULL AS BINARY), 'headers', CAST(array() AS ARRAY<STRUCT<key: STRING, value: BINARY>>), "
@@ -211,9 +208,9 @@ def test_an_empty_batch_closes_what_the_watermark_has_passed(spark: SparkSession
 def test_segments_become_one_and_hold_the_same(
     player: Player, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(merging, "FAN_IN", 2)
+    monkeypatch.setattr(segments, "FAN_IN", 2)
     player.clock = type(player.clock)(delay_ms=1000)
-    operator = WindowOperator(step(kind=kind, gap="10ms", aggregates={"d": "count(DISTINCT v)"}), EVENT)
+    operator = WindowOperator(step(kind=kind, gap="10ms", aggregates={"d": "count(DISTINCT v)"}))
     log = [at(3, value=1), at(4, value=2), at(5, value=1), at(6, "b", value=3)]
 
     played = player.play(operator, log, [1, 2, 3])
@@ -230,7 +227,7 @@ def test_many_rows_are_merged_and_numbered_by_many_tasks(
     monkeypatch.setattr(window_state, "ROWS_FOR_ONE_TASK", 0)
     log = [at(number % 20, f"k{number % 7}") for number in range(40)] + [at(50)]
 
-    played = player.play(WindowOperator(step(late="correct"), EVENT), log, [15, 30])
+    played = player.play(WindowOperator(step(late="correct")), log, [15, 30])
 
     newest = {(row["k"], _ms(row["window_start"])): row["n"] for row in played.rows}
     assert sum(newest.values()) == 40
@@ -243,7 +240,7 @@ def test_a_batch_that_touches_little_looks_only_for_that(
     monkeypatch.setattr(windows, "ROWS_TO_LOOK_UP", 1)
     log = [at(1), at(1, None), at(1, "c"), at(2, None)]
 
-    played = player.play(WindowOperator(step(emit="changes"), EVENT), log, [3])
+    played = player.play(WindowOperator(step(emit="changes")), log, [3])
 
     assert told(played)[-1] == (2, None, 0, 10, 2)
 
@@ -252,7 +249,7 @@ def test_a_batch_that_touches_little_looks_only_for_that(
 
 
 def test_a_sum_too_large_stops_with_the_name_of_the_step(player: Player) -> None:
-    operator = WindowOperator(step(aggregates={"s": "sum(v)"}), EVENT)
+    operator = WindowOperator(step(aggregates={"s": "sum(v)"}))
 
     with pytest.raises(StepError, match=r"step 'w': a number is too large .*DECIMAL"):
         player.play(operator, [at(1, value=2**62), at(2, value=2**62), at(30)], [1])
@@ -269,7 +266,7 @@ def test_a_sum_too_large_stops_with_the_name_of_the_step(player: Player) -> None
     ],
 )
 def test_columns_that_cannot_be_are_refused(spark: SparkSession, changes: dict[str, Any], said: str) -> None:
-    operator = WindowOperator(step(**changes), EVENT)
+    operator = WindowOperator(step(**changes))
 
     with pytest.raises(StepError, match=said):
         operator.schemas(spark, ddl_schema(f"{HF_DDL}, {DDL}"))

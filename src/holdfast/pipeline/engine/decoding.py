@@ -10,7 +10,6 @@ before the piece only the driver knows, when all pieces are read (`Staged.seen_b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.pipeline.core.failures import DefinitionWrong
@@ -29,30 +28,6 @@ EVENT_NAMES: Final = ("_event_time", "_seen", "_piece")
 EVENT_DDL: Final = "_event_time timestamp, _seen bigint, _piece int"
 
 
-@dataclass(frozen=True)
-class Decodings:
-    """How the records of a source become columns; pickled to workers."""
-
-    value: Decoding
-    key: Decoding
-    values: Mapping[str, Decoding]
-    """Of topics that have one of their own."""
-    has_default: bool
-    """Some topic may have none of its own."""
-    event: EventTime | None
-
-    @classmethod
-    def of(cls, source: Source) -> Decodings:
-        has_default = not source.values or any(topic not in source.values for topic in source.topics)
-        return cls(
-            source.value,
-            source.key,
-            dict(source.values),
-            has_default or source.pattern is not None,
-            source.event_time,
-        )
-
-
 def key_decoder(key: Decoding) -> Decoder | None:
     """Nothing for a key that is left as bytes: `_key` has it."""
     from holdfast.pipeline.formats import compile_decoder
@@ -62,14 +37,15 @@ def key_decoder(key: Decoding) -> Decoder | None:
     return compile_decoder(key, prefix=KEY_PREFIX)
 
 
-def value_decoders(decodings: Decodings) -> dict[str | None, Decoder]:
-    """By topic; under `None` that of the others."""
+def value_decoders(source: Source) -> dict[str | None, Decoder]:
+    """By topic; under `None` that of the others, where there may be some."""
     from holdfast.pipeline.formats import compile_decoder
 
+    needs_default = not source.values or any(topic not in source.values for topic in source.topics)
     found: dict[str | None, Decoder] = {}
-    if decodings.has_default:
-        found[None] = compile_decoder(decodings.value)
-    for topic, decoding in decodings.values.items():
+    if needs_default or source.pattern is not None:
+        found[None] = compile_decoder(source.value)
+    for topic, decoding in source.values.items():
         found[topic] = compile_decoder(decoding)
     return found
 
@@ -95,7 +71,7 @@ def decoded_ddl(source: Source) -> list[str]:
     from holdfast.pipeline.formats.types import spark_ddl
 
     keys = key_decoder(source.key)
-    columns = united(value_decoders(Decodings.of(source)))
+    columns = united(value_decoders(source))
     texts = [keys.spark_ddl if keys is not None else "", spark_ddl(columns.items())]
     return [text for text in texts if text]
 
@@ -111,12 +87,12 @@ class Rows(NamedTuple):
 class RowDecoder:
     """Decodes batches as the reader gives them: rows of one partition each, its batches in the order of offsets."""
 
-    def __init__(self, decodings: Decodings) -> None:
-        self._values = value_decoders(decodings)
-        self._key = key_decoder(decodings.key)
+    def __init__(self, source: Source) -> None:
+        self._values = value_decoders(source)
+        self._key = key_decoder(source.key)
         columns = united(self._values)
         self._types = {name: kind.arrow for name, kind in columns.items()}
-        self._event = None if decodings.event is None else _EventTimes(decodings.event)
+        self._event = None if source.event_time is None else _EventTimes(source.event_time)
         self.names = [
             *([] if self._key is None else [field.name for field in self._key.arrow_fields]),
             *self._types,

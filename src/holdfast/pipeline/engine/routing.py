@@ -34,7 +34,6 @@ from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineD
 from holdfast.pipeline.definition.streams import has_memory
 from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.engine.aside import Gathering, route_digests
-from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.operators import (
     ALIVE,
     DEAD_DDL,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from holdfast.pipeline.engine.stateful import StateUpdate
+    from holdfast.pipeline.state.lookups import Lookups
 
 MAIN: Final = ""
 """The name of the stream of rows at the end of the steps."""
@@ -207,6 +207,8 @@ class Router:
     def __init__(
         self, spark: SparkSession, definition: PipelineDefinition, lookups: Lookups | None = None
     ) -> None:
+        from holdfast.pipeline.state.lookups import Lookups
+
         quiet_spark()
         self._spark = spark
         self._definition = definition

@@ -35,7 +35,6 @@ from holdfast.pipeline.engine.failures import explain_failure, is_transient
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks
-from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.monitoring import Monitoring
 from holdfast.pipeline.engine.planning import Bounds, Limits, Log, Plan, openings, plan_batch, remaining
 from holdfast.pipeline.engine.progress import (
@@ -249,6 +248,7 @@ class Loop:
         return self.deployed.definition
 
     def run(self, interval_ms: int | None) -> Summary:
+        from holdfast.pipeline.state.lookups import Lookups
         from holdfast.reader.cluster import Cluster
 
         started = time.monotonic()

@@ -31,7 +31,7 @@ from holdfast.pipeline.core.frames import failure_report, raise_reported
 from holdfast.pipeline.core.sql import HEADERS_DDL, ddl_schema
 from holdfast.pipeline.definition.model import Expect, Lookup, PipelineDefinition, Source
 from holdfast.pipeline.digest import Tally, digest_of_offsets
-from holdfast.pipeline.engine.decoding import EVENT_DDL, Decodings, RowDecoder, decoded_ddl, record_times
+from holdfast.pipeline.engine.decoding import EVENT_DDL, RowDecoder, decoded_ddl, record_times
 from holdfast.pipeline.ledger import Intake, Rejected
 from holdfast.pipeline.packing import Task, pack
 from holdfast.pipeline.positions import BatchRange, Place
@@ -70,7 +70,7 @@ class StageSpec:
     """What a worker needs to know; pickled to it, never printed."""
 
     settings: Mapping[str, str]
-    decodings: Decodings
+    source: Source
     keeps_raw: bool
     directory: str = ""
     rejected: tuple[Rejected, ...] = ()
@@ -129,7 +129,7 @@ def stage_spec(definition: PipelineDefinition, settings: Mapping[str, str]) -> S
         or (isinstance(step, Lookup) and step.missing == "quarantine")
         for step in definition.steps
     )
-    return StageSpec(dict(settings), Decodings.of(definition.source), keeps_raw)
+    return StageSpec(dict(settings), definition.source, keeps_raw)
 
 
 def warm_up(spec: StageSpec) -> None:
@@ -137,7 +137,7 @@ def warm_up(spec: StageSpec) -> None:
     from holdfast.reader import warm
 
     warm()
-    RowDecoder(spec.decodings).prepare()
+    RowDecoder(spec.source).prepare()
 
 
 def file_schema(source: Source) -> StructType:
@@ -175,7 +175,7 @@ def stage(
         )
         reports = [json.loads(row.report) for row in job.collect()]
     staged = replace(_summarise(batch, reports), rejected=Counter(each.sink for each in spec.rejected))
-    if spec.decodings.event is None:
+    if spec.source.event_time is None:
         return staged
     return replace(staged, pieces=_pieces(tasks, reports))
 
@@ -306,7 +306,7 @@ class _StageFile:
     def __init__(self, spec: StageSpec, pieces: Mapping[tuple[str, int], int]) -> None:
         self._spec = spec
         self._pieces = pieces
-        self._decoder = RowDecoder(spec.decodings)
+        self._decoder = RowDecoder(spec.source)
         self.greatest_ms = self._decoder.greatest_ms
         self.path = os.path.join(spec.directory, f"{uuid.uuid4().hex}.parquet")
         self.rows = 0

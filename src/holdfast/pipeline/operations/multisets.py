@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ Numbers = npt.NDArray[np.int64]
 Row = dict[str, str | None]
 
 
-class Heap:
+class Heap(DealtRows):
     """Rows of one side."""
 
     def __init__(
@@ -57,29 +57,15 @@ class Heap:
         fields = [pa.field(name, pa.large_binary()) for name in dict.fromkeys([*key, *columns])]
         if is_folded:
             fields += [pa.field(ORDER, pa.int64()), pa.field(GONE, pa.bool_())]
-        self._schema = pa.schema(fields)
-        self._held = DealtRows(self._schema, directory, lambda rows: buckets_of(rows, self.key))
+        super().__init__(pa.schema(fields), directory, lambda rows: buckets_of(rows, self.key))
         self._rows_in_memory = rows_in_memory
-
-    @property
-    def is_spilled(self) -> bool:
-        return self._held.is_spilled
 
     def add(self, rows: pa.Table) -> None:
         """Rows with these columns at least."""
-        rows = rows.select(self._schema.names)
         self.rows += rows.num_rows
-        self._held.add(rows)
+        super().add(rows.select(self._schema.names))
         if self.rows > self._rows_in_memory:
             self.spill()
-
-    def spill(self) -> None:
-        """Everything to files, from here on."""
-        self._held.spill()
-
-    def buckets(self) -> Iterator[pa.Table]:
-        """All rows: at once, or bucket by bucket. Only once."""
-        return self._held.buckets()
 
 
 def buckets_of(rows: pa.Table, key: Sequence[str]) -> Numbers:

@@ -40,7 +40,6 @@ from holdfast.pipeline.engine.history import (
 )
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import refuse_lost
-from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.planning import Limits, Log
 from holdfast.pipeline.engine.progress import (
     BatchDone,
@@ -59,6 +58,7 @@ from holdfast.pipeline.engine.stateful import FRESH, PipelineState
 from holdfast.pipeline.ledger import STATELESS, Entry, Intake
 from holdfast.pipeline.positions import Place, Position, Positions
 from holdfast.pipeline.sinks.files import Disk
+from holdfast.pipeline.state.lookups import Lookups
 from holdfast.pipeline.state.segments import StateDamaged, StepState
 from holdfast.pipeline.state.store import StateStore, Version, discard_state, state_path
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.frames import map_in_arrow
 from holdfast.pipeline.core.sql import PLACE, PLACE_COLUMNS, PLACE_DDL, quoted
-from holdfast.pipeline.definition.model import Dedupe, EventTime
+from holdfast.pipeline.definition.model import Dedupe
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import Tally, hash_sql, tally_of, tally_sql
 from holdfast.pipeline.state.operator import DUPLICATES, LATE, OperatorContext, OperatorResult
@@ -95,14 +95,10 @@ class DedupeOperator:
 
     is_tap = False
 
-    def __init__(self, step: Dedupe, event_time: EventTime | None) -> None:
+    def __init__(self, step: Dedupe) -> None:
         self.name = step.name
         self._step = step
         self._within_ms = parse_duration_ms(step.within)
-        if event_time is None:
-            raise StepError(
-                step.name, "it needs `event_time` in the source: `within` is a distance of events"
-            )
         if self._within_ms <= 0:
             raise StepError(step.name, f"`within` is {step.within}: nothing is that near")
 

@@ -39,7 +39,7 @@ from holdfast.pipeline.core.sql import (
     quoted,
     struct_of,
 )
-from holdfast.pipeline.definition.model import EventTime, Join
+from holdfast.pipeline.definition.model import Join
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import Tally, hash_sql, tally_of, tally_sql
 from holdfast.pipeline.state.operator import LATE, OperatorContext, OperatorResult
@@ -83,15 +83,11 @@ class JoinOperator:
 
     is_tap = True
 
-    def __init__(self, step: Join, event_time: EventTime | None) -> None:
+    def __init__(self, step: Join) -> None:
         self.name = step.name
         self._step = step
         self._within_ms = parse_duration_ms(step.within)
         self._known: tuple[StructType, _Form] | None = None
-        if event_time is None:
-            raise StepError(
-                step.name, "it needs `event_time` in the source: `within` is a distance of events"
-            )
         for what in ("on", "select"):
             if not getattr(step, what):
                 raise StepError(step.name, f"`{what}` names nothing")

@@ -17,7 +17,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -26,8 +26,9 @@ import pyarrow.parquet as pq
 from holdfast.atomic import read_named
 from holdfast.pipeline.core.failures import PipelineError, StepError
 from holdfast.pipeline.core.sql import quoted
-from holdfast.pipeline.definition.model import Expect, Filter, Lookup
+from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition
 from holdfast.pipeline.definition.units import parse_duration_ms
+from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import to_text
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.state.tables import LookupUnavailable, Mark, Table, shown
@@ -255,3 +256,53 @@ def _snapshot(step: Lookup, version: str, home: str) -> str:
             "are behind start anew (`holdfast pipeline reset --sink`)"
         )
     return path
+
+
+# ---------------------------------------------------------------------------- a run's tables
+
+
+class Lookups:
+    """The reference tables of one pipeline: which version of each a batch sees.
+
+    A version is pinned with the plan, and stands in plan and ledger: a batch that is made again sees the table it saw
+    first. Versions that neither names any more are removed.
+    """
+
+    def __init__(self, definition: PipelineDefinition, home: str = "") -> None:
+        """Without a home, for the schemas alone."""
+        self._home = home
+        self._directory = definition.directory
+        self._steps = [step for step in definition.steps if isinstance(step, Lookup)]
+        self._added: dict[str, StructType] = {}
+
+    def schema_after(self, rows: StructType, step: Lookup) -> StructType:
+        """Of the joined rows, with the flag where the step has a rule; `StepError` when they cannot be joined."""
+        from pyspark.sql.types import BooleanType, StructField, StructType
+
+        table = Table(step, self._directory).schema()
+        check_rows(step, rows, _spark_schema(table))
+        self._added[step.name] = added = _added(step, table)
+        flags = [StructField(name, BooleanType()) for name in self.flags(step)]
+        return StructType([*rows.fields, *added.fields, *flags])
+
+    def flags(self, step: Lookup) -> tuple[str, ...]:
+        """The column that the step's rule looks at, if it has one."""
+        return () if step.missing == "null" else (found_column(step),)
+
+    def join(self, frame: DataFrame, step: Lookup, version: str) -> DataFrame:
+        """The rows with the table's columns of this version."""
+        return join(frame, step, version, self._home, expected=self._added[step.name])
+
+    def pinned(self, known: Mapping[str, str], now_ms: int) -> dict[str, str]:
+        """A version for every lookup: the known one, else the one to use now."""
+        return {
+            step.name: known.get(step.name) or pin(step, now_ms, self._home, directory=self._directory)
+            for step in self._steps
+        }
+
+    def forget(self, entries: Iterable[Entry]) -> None:
+        """Remove the versions that no ledger names; between two batches."""
+        kept = list(entries)
+        for step in self._steps:
+            named = {entry.lookups[step.name] for entry in kept if step.name in entry.lookups}
+            forget(self._home, step.name, named)

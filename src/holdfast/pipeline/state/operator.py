@@ -97,16 +97,16 @@ def operator_of(step: Step, definition: PipelineDefinition) -> StatefulOperator:
         case Dedupe():
             from holdfast.pipeline.state.dedupe import DedupeOperator
 
-            return DedupeOperator(step, event)
+            return DedupeOperator(step)
         case Window():
             from holdfast.pipeline.state.windows import WindowOperator
 
-            return WindowOperator(step, event)
+            return WindowOperator(step)
         case Join():
             from holdfast.pipeline.state.joins import JoinOperator
 
             left, right = (side_condition(source, side) for side in (step.left, step.right))
-            return JoinOperator(replace(step, left=left, right=right), event)
+            return JoinOperator(replace(step, left=left, right=right))
         case Keyed():
             from holdfast.pipeline.state.keyed import KeyedOperator
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,7 +96,7 @@ class Table:
         kind = self.kind
         if kind == "postgres":
             return Mark()
-        with self._explained():
+        with _explained(self.step):
             if kind == "delta":
                 table = self._delta()
                 identity = str(table.metadata().id)
@@ -104,7 +105,7 @@ class Table:
 
     def schema(self) -> pa.Schema:
         """Of the columns the step uses, in the form in which rows are read; none is."""
-        with self._explained():
+        with _explained(self.step):
             match self.kind:
                 case "postgres":
                     whole = self._read_postgres(is_schema_only=True).schema
@@ -121,7 +122,7 @@ class Table:
         """All of it in one form, and the mark of what was read."""
         for _ in range(ATTEMPTS):
             mark = self.mark()
-            with self._explained():
+            with _explained(self.step):
                 found = self._read_whole()
             if self.mark() == mark:
                 return self._in_form(found), mark
@@ -207,9 +208,6 @@ class Table:
                 dataset = self._dataset()
                 self._check_names(dataset.schema)
                 return dataset.to_table(columns=self.needed)
-
-    def _explained(self) -> _Explained:
-        return _Explained(self.step)
 
     def _file_marks(self) -> Iterator[str]:
         path = self._path
@@ -313,22 +311,16 @@ class Table:
         return pa.schema(fields), convert
 
 
-class _Explained:
+@contextmanager
+def _explained(step: Lookup) -> Iterator[None]:
     """What a table's file system, format or server says, in words that name the step."""
-
-    def __init__(self, step: Lookup) -> None:
-        self._step = step
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
+    try:
+        yield
+    except Exception as error:
         import psycopg
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
-        name, table = self._step.name, shown(self._step.table)
+        name, table = step.name, shown(step.table)
         match error:
             case FileNotFoundError() | TableNotFoundError():
                 raise StepError(name, f"there is no table {table}") from error
@@ -342,6 +334,7 @@ class _Explained:
                 raise EnvironmentFails(f"step {name!r}: no permission to read {table}") from error
             case OSError():
                 raise LookupUnavailable(f"step {name!r}: {table} cannot be read: {error}") from error
+        raise
 
 
 def _file_mark(found: os.stat_result) -> str:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import StepError, spark_message
 from holdfast.pipeline.core.sql import HEADERS_DDL, of_step, quoted
-from holdfast.pipeline.definition.model import EventTime, Window
+from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.digest import Tally
 from holdfast.pipeline.sinks.columns import JSON_OPTIONS
 from holdfast.pipeline.state.aggregates import compile_aggregates
@@ -80,11 +80,10 @@ class WindowOperator:
 
     is_tap = True
 
-    def __init__(self, step: Window, event_time: EventTime) -> None:
+    def __init__(self, step: Window) -> None:
         self.name = step.name
         self._step = step
-        del event_time  # rows carry their own time and watermark
-        self._spans = spans_of(step)
+        spans_of(step)  # a step whose windows make no sense is refused at once
         self._plans: dict[str, _Plan] = {}
 
     def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
