@@ -18,9 +18,8 @@ Spark unpacks it into the working directory of each executor, where it is on Pyt
 version of Python on one kind of system: that of the driver, since functions travel between them as bytecode.
 
 The same parts make the same bytes: names are sorted, times and owners fixed. So an archive is named by the digest of
-what goes in, kept in the cache directory, and made again only when something changed; the libraries, which are nearly
-all of it, are kept squeezed apart, so that a change of holdfast costs a copy. A run links the archive into its home and
-serves it from there: the cache may forget it meanwhile.
+what goes in, kept in the cache directory, and made again only when something changed. A run links the archive into its
+home and serves it from there: the cache may forget it meanwhile.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import gzip
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import re
@@ -39,10 +39,9 @@ import shutil
 import tarfile
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import holdfast
 from holdfast.errors import HoldfastError, UsageError
@@ -95,8 +94,6 @@ class Part:
     path: str
     digest: str
     bytes: int
-    is_own: bool = False
-    """It is holdfast's, and changes more often than what it needs."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,7 @@ def _own_parts(package: str) -> Iterator[Part]:
             if not file.endswith(LEFT_OUT_SUFFIXES) and not _matches(name, OWN_LEFT_OUT):
                 with open(path, "rb") as handle:
                     content = handle.read()
-                yield Part(name, path, hashlib.sha256(content).hexdigest(), len(content), True)
+                yield Part(name, path, hashlib.sha256(content).hexdigest(), len(content))
 
 
 def _parts_of(name: str, distribution: importlib.metadata.Distribution) -> Iterator[Part]:
@@ -249,7 +246,6 @@ TIME_S: Final = 315_532_800
 KEPT: Final = 2
 """Archives in the cache; each is some hundred megabytes."""
 KERNELS: Final = "holdfast/reader/__pycache__"
-COPY_BYTES: Final = 1 << 20
 PART: Final = ".part"
 ABANDONED_S: Final = 86_400
 """Whoever began an archive so long ago does not work on it any more."""
@@ -283,11 +279,8 @@ def make_package(
     is_new = not os.path.exists(path)
     if is_new:
         os.makedirs(directory, exist_ok=True)
-        others = [part for part in contents.parts if not part.is_own]
-        libraries = _libraries(directory, others, progress)
         with _aside(path) as aside:
-            _write(aside, contents, kernels, manifest, libraries)
-        _forget_old(directory, libraries, keep)
+            _write(aside, contents, kernels, manifest, progress)
     else:
         os.utime(path)
     _forget_old(directory, path, keep)
@@ -389,77 +382,32 @@ def _write(
     contents: Contents,
     kernels: Mapping[str, bytes],
     manifest: Mapping[str, Any],
-    libraries: str,
+    progress: Progress | None,
 ) -> None:
-    """What changes often, then the libraries as they were squeezed before, then the end: gzip files can be joined."""
-    with open(path, "wb") as file:
-        with _squeezed(file) as out:
-            _add(out, worker_start.MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
-            _add(out, f"{START}.py", _start_module())
-            # Machine code is loaded only from a directory that others cannot write to, whatever the worker's umask is.
-            folder = _entry(KERNELS, 0)
-            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-            _add_entry(out, folder)
-            for name in sorted(kernels):
-                _add(out, f"{KERNELS}/{name}", kernels[name])
-            for part in contents.parts:
-                if part.is_own:
-                    _add_file(out, part)
-        with open(libraries, "rb") as squeezed:
-            shutil.copyfileobj(squeezed, file, COPY_BYTES)
-        with _squeezed(file) as out:
-            out.write(bytes(2 * tarfile.BLOCKSIZE))
-
-
-def _libraries(directory: str, parts: Sequence[Part], progress: Progress | None) -> str:
-    """The libraries as a piece of an archive, in the cache: most of the work, and seldom to be done again."""
-    digest = hashlib.sha256(repr((FORMAT, LEVEL, zlib.ZLIB_RUNTIME_VERSION)).encode())
-    for part in parts:
-        digest.update(f"{part.name}\0{part.digest}\0".encode())
-    path = os.path.join(directory, f"libraries-{digest.hexdigest()[:24]}.gz")
-    if os.path.exists(path):
-        os.utime(path)
-        return path
-    total, done = sum(part.bytes for part in parts), 0
-    with _aside(path) as aside, open(aside, "wb") as file, _squeezed(file) as out:
-        for part in parts:
-            _add_file(out, part)
+    total, done = sum(part.bytes for part in contents.parts), 0
+    with (
+        open(path, "wb") as file,
+        gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as squeezed,
+        tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT) as out,
+    ):
+        _add(out, worker_start.MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
+        _add(out, f"{START}.py", _start_module())
+        # Machine code is loaded only from a directory that others cannot write to, whatever the worker's umask is.
+        folder = _entry(KERNELS, 0)
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        out.addfile(folder)
+        for name in sorted(kernels):
+            _add(out, f"{KERNELS}/{name}", kernels[name])
+        for part in contents.parts:
+            with open(part.path, "rb") as source:
+                out.addfile(_entry(part.name, os.fstat(source.fileno()).st_size), source)
             done += part.bytes
             if progress is not None:
                 progress(done, total)
-    return path
 
 
-def _squeezed(file: IO[bytes]) -> gzip.GzipFile:
-    return gzip.GzipFile("", "wb", LEVEL, file, mtime=0)
-
-
-def _add_file(out: gzip.GzipFile, part: Part) -> None:
-    with open(part.path, "rb") as source:
-        size = os.fstat(source.fileno()).st_size
-        _add_entry(out, _entry(part.name, size))
-        left = size
-        while left:
-            piece = source.read(min(left, COPY_BYTES))
-            if not piece:
-                raise PartMissing(f"{part.path} became shorter while it was packed: try again")
-            out.write(piece)
-            left -= len(piece)
-        _pad(out, size)
-
-
-def _add(out: gzip.GzipFile, name: str, content: bytes) -> None:
-    _add_entry(out, _entry(name, len(content)))
-    out.write(content)
-    _pad(out, len(content))
-
-
-def _add_entry(out: gzip.GzipFile, entry: tarfile.TarInfo) -> None:
-    out.write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
-
-
-def _pad(out: gzip.GzipFile, size: int) -> None:
-    out.write(bytes(-size % tarfile.BLOCKSIZE))
+def _add(out: tarfile.TarFile, name: str, content: bytes) -> None:
+    out.addfile(_entry(name, len(content)), io.BytesIO(content))
 
 
 def _entry(name: str, size: int) -> tarfile.TarInfo:
@@ -486,13 +434,12 @@ def _aside(path: str) -> Iterator[str]:
 
 
 def _forget_old(directory: str, path: str, keep: int) -> None:
-    """Files of this one's kind beyond the newest few, and what a build that was killed left."""
+    """Archives beyond the newest few, and what a build that was killed left."""
     found = []
-    kind = os.path.basename(path).partition("-")[0] + "-"
     for name in os.listdir(directory):
         each = os.path.join(directory, name)
         with contextlib.suppress(FileNotFoundError):
-            if name.startswith(kind) and not name.endswith(PART) and each != path:
+            if name.startswith("holdfast-") and not name.endswith(PART) and each != path:
                 found.append((os.path.getmtime(each), each))
             elif name.endswith(PART) and os.path.getmtime(each) < time.time() - ABANDONED_S:
                 os.unlink(each)
