@@ -18,18 +18,21 @@ against the ledgers.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.positions import BatchRange, to_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 DIRECTORY: Final = "aside"
 SUFFIX: Final = ".parquet"
@@ -110,12 +113,15 @@ def schema() -> pa.Schema:
 
 def recorded(home: str) -> dict[str, AsideBatch]:
     """All batches that let rows go, by name; `AsideDamaged` for a file that cannot be read."""
+    return _retried(lambda: _listed(aside_path(home)))
+
+
+def _retried(read: Callable[[], T]) -> T:
+    """What was read, though files be merged meanwhile: what they held is then in another file."""
     for _ in range(ATTEMPTS_MAX - 1):
-        try:
-            return _listed(aside_path(home))
-        except FileNotFoundError:
-            continue  # merged meanwhile: what it held is in another file
-    return _listed(aside_path(home))
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+    return read()
 
 
 def _listed(directory: str) -> dict[str, AsideBatch]:
@@ -188,15 +194,12 @@ def read_file(path: str) -> pa.Table:
 def read_all(home: str, wanted: Iterable[str] | None = None) -> list[tuple[AsideBatch, pa.Table]]:
     """The rows of the batches of these names, or of all; names that are not there are left out."""
     names = None if wanted is None else set(wanted)
-    for attempt in range(ATTEMPTS_MAX):
-        known = recorded(home)
-        chosen = [batch for name, batch in sorted(known.items()) if names is None or name in names]
-        try:
-            return list(tables(chosen))
-        except FileNotFoundError:
-            if attempt == ATTEMPTS_MAX - 1:
-                raise
-    return []
+
+    def read() -> list[tuple[AsideBatch, pa.Table]]:
+        known = sorted(recorded(home).items())
+        return list(tables(batch for name, batch in known if names is None or name in names))
+
+    return _retried(read)
 
 
 def counts_of(table: pa.Table) -> Mapping[tuple[str, str], int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
@@ -255,7 +255,7 @@ class AsideFiles:
             file
             for file in self._files().values()
             if (file.path != own or table is None)
-            and (file.path == own or (_overlap(file, batch) and not _any_has(file, entries)))
+            and (file.path == own or (_overlap(file, batch) and not any(_taken(file, entries))))
         ]
         self._remove([file.path for file in stale])
         for file in stale:
@@ -272,7 +272,7 @@ class AsideFiles:
         """Let go of what is known about files that every sink has: no batch takes their offsets again."""
         if not self._unsettled or not entries:
             return
-        settled = [file for file in self._unsettled.values() if _all_have(file, entries)]
+        settled = [file for file in self._unsettled.values() if all(_taken(file, entries))]
         for file in sorted(settled, key=_order):
             del self._unsettled[file.path]
             self._wait(file.path, file.tier, file.rows)
@@ -364,19 +364,12 @@ def _overlap(file: _File, batch: BatchRange) -> bool:
     )
 
 
-def _has(entry: Entry, batch: BatchRange) -> bool:
-    at = entry.positions.at
-    return all(
-        place in at and at[place].offset >= span.end for place, span in batch.spans.items() if span.offsets
-    )
-
-
-def _any_has(file: _File, entries: Sequence[Entry]) -> bool:
-    return any(_has(entry, batch.range) for batch in file.batches for entry in entries)
-
-
-def _all_have(file: _File, entries: Sequence[Entry]) -> bool:
-    return all(_has(entry, batch.range) for batch in file.batches for entry in entries)
+def _taken(file: _File, entries: Sequence[Entry]) -> Iterator[bool]:
+    """For each of these sinks and each batch of the file: whether the sink has the batch."""
+    for batch in file.batches:
+        spans = {place: span for place, span in batch.range.spans.items() if span.offsets}
+        for at in (entry.positions.at for entry in entries):
+            yield all(place in at and at[place].offset >= span.end for place, span in spans.items())
 
 
 def _encoded(table: pa.Table, batches: Sequence[AsideBatch]) -> bytes:
