@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.pipeline.changes.classifying import (
-    Facts,
-    Level,
     UnsafeChange,
     classify,
     refuse_unsafe,
     without_sinks,
     worst,
 )
+from holdfast.pipeline.changes.levels import Facts, Level
 from holdfast.pipeline.definition.fingerprint import canonical, state_marks
 from holdfast.pipeline.definition.model import (
     DeadLetter,

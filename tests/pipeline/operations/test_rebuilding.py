@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.pipeline.changes.classifying import Level, NeedsRebuild, UnsafeChange
+from holdfast.pipeline.changes.classifying import NeedsRebuild, UnsafeChange
+from holdfast.pipeline.changes.levels import Level
 from holdfast.pipeline.core.failures import AlreadyRunning, DefinitionWrong
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import (

@@ -35,18 +35,6 @@ from holdfast.pipeline.changes.step_changes import step_changes
 from holdfast.pipeline.core.failures import FINDINGS, PipelineError, StateOutdated
 from holdfast.pipeline.definition.fingerprint import state_marks
 
-__all__ = [
-    "Change",
-    "Facts",
-    "Level",
-    "NeedsRebuild",
-    "UnsafeChange",
-    "classify",
-    "refuse_unsafe",
-    "without_sinks",
-    "worst",
-]
-
 NO_FACTS = Facts()
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.pipeline.changes.classifying import Facts, refuse_unsafe
+from holdfast.pipeline.changes.classifying import refuse_unsafe
+from holdfast.pipeline.changes.levels import Facts
 from holdfast.pipeline.cluster.places import is_remote, master_of, require_places
 from holdfast.pipeline.cluster.probing import probe
 from holdfast.pipeline.core.failures import DefinitionWrong

@@ -25,7 +25,8 @@ from holdfast.pipeline.engine.staging import Staged
 from holdfast.pipeline.ledger import STATELESS, Entry
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.pipeline.state.operator import OperatorContext, OperatorResult, StatefulOperator
-from holdfast.pipeline.state.store import StateStore, StepState, Version
+from holdfast.pipeline.state.segments import StepState
+from holdfast.pipeline.state.store import StateStore, Version
 from holdfast.pipeline.state.watermarks import Clock, Watermarks, own_watermark_ms
 
 if TYPE_CHECKING:

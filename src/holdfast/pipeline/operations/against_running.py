@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.changes.classifying import Change, Facts, Level, classify, worst
+from holdfast.pipeline.changes.classifying import classify, worst
 from holdfast.pipeline.changes.held_columns import column_changes
-from holdfast.pipeline.changes.levels import WORST_FIRST, rebuild, safe
+from holdfast.pipeline.changes.levels import WORST_FIRST, Change, Facts, Level, rebuild, safe
 from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.definition.fingerprint import state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
@@ -159,7 +159,8 @@ def _state(
         return []
     if all(entry.state is None for entry in entries.values()):  # no offset was taken yet
         return []
-    from holdfast.pipeline.state.store import StateDamaged, StateStore, state_path
+    from holdfast.pipeline.state.segments import StateDamaged
+    from holdfast.pipeline.state.store import StateStore, state_path
 
     try:
         newest = StateStore(state_path(home), is_writer=False).newest()

@@ -22,7 +22,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.pipeline.changes.classifying import Level, UnsafeChange, classify
+from holdfast.pipeline.changes.classifying import UnsafeChange, classify
+from holdfast.pipeline.changes.levels import Level
 from holdfast.pipeline.cluster.places import master_of, require_places
 from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
 from holdfast.pipeline.definition.fingerprint import canonical, state_marks

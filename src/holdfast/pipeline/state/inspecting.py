@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from holdfast.errors import UsageError
 from holdfast.pipeline.core.failures import EnvironmentFails
-from holdfast.pipeline.state.segments import Segment, StateDamaged
-from holdfast.pipeline.state.store import StateStore, StepState, Version
+from holdfast.pipeline.state.segments import Segment, StateDamaged, StepState
+from holdfast.pipeline.state.store import StateStore, Version
 
 GROWTH_VERSIONS: Final = 100
 """Over how many of the last versions growth is told."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from holdfast.pipeline.digest import Tally
-    from holdfast.pipeline.state.store import StateStore, StepState
+    from holdfast.pipeline.state.segments import StepState
+    from holdfast.pipeline.state.store import StateStore
 
 LATE = "late"
 DUPLICATES = "duplicates"

@@ -44,17 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "UNTIL",
-    "Segment",
-    "StateDamaged",
-    "StateStore",
-    "StepState",
-    "Version",
-    "discard_state",
-    "state_path",
-]
-
 MANIFEST_FORMAT: Final = 1
 HISTORY_BYTES_MAX: Final = 1024 * 1024
 """Some thousand batches; the older half goes when it is reached."""
