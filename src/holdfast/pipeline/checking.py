@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import StepError, spark_message
-from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.functions import FunctionMissing, load_function
 from holdfast.pipeline.definition.model import (
@@ -141,12 +140,6 @@ def _check_step(
     except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step
         return [Finding(path, analysis_message(error, frame))], None
     findings = []
-    if LINEAGE not in names:
-        message = (
-            f"it loses {LINEAGE}, the place each row comes from; keep it (SELECT {LINEAGE}, …), "
-            "or rows could not be accounted for"
-        )
-        findings.append(Finding(path, message))
     known = set(frame.columns)
     for name in names:
         if name.startswith("_") and name not in known:

@@ -72,9 +72,13 @@ class _Piece(InputPartition):
         self.isolation = isolation
 
 
-def _read(piece: _Piece) -> Iterator[pa.RecordBatch]:
-    with Cluster(piece.settings) as cluster:
-        yield from cluster.read(piece.task, isolation=piece.isolation)
+class _PieceReader:
+    """In a worker: reads what a task was given."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Piece)
+        with Cluster(partition.settings) as cluster:
+            yield from cluster.read(partition.task, isolation=partition.isolation)
 
 
 def _pieces(batch: BatchRange, options: SourceOptions) -> list[_Piece]:
@@ -159,7 +163,7 @@ class _Planner:
         return self._offsets(new, "earliest") if new else {}
 
 
-class _RangeReader(DataSourceReader):
+class _RangeReader(_PieceReader, DataSourceReader):
     """One batch query: the range is fixed when it is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -179,12 +183,8 @@ class _RangeReader(DataSourceReader):
         }
         return _pieces(BatchRange(spans), self._options)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Piece)
-        return _read(partition)
 
-
-class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class _StreamReader(_PieceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming query. `latestOffset` cuts, `partitions` packs, `read` runs in the workers."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -237,10 +237,6 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for place, position in after.at.items()
         }
         return _pieces(BatchRange(spans), self._options)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Piece)
-        return _read(partition)
 
     def stop(self) -> None:
         if self._planner is not None:

@@ -23,7 +23,7 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.engine.routing import check_steps
+from holdfast.pipeline.engine.routing import Router
 from holdfast.pipeline.ledger import Routes
 from holdfast.pipeline.sinks.base import Batch
 
@@ -320,7 +320,7 @@ def test_steps_that_cannot_work_are_refused_in_words(
         "orders", Source(topics=("orders",), value=ORDERS), steps, (ParquetSink("out"),)
     )
     with pytest.raises(StepError, match=message) as caught:
-        check_steps(spark, definition)
+        Router(spark, definition)
     assert "org.apache" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -334,6 +334,6 @@ def test_a_lookup_within_the_query_is_fine(spark: SparkSession) -> None:
     definition = PipelineDefinition(
         "orders", Source(topics=("orders",), value=ORDERS), (Sql("names", query),)
     )
-    schema: Any = check_steps(spark, definition)
+    schema: Any = Router(spark, definition).empty_main.schema
     assert schema.names == ["_hf", "_key", "_timestamp", "_tombstone", "_headers", "id", "name"]
     assert [field.name for field in schema["_hf"].dataType] == ["topic", "partition", "offset", "index"]

@@ -18,23 +18,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from holdfast.pipeline.aside import DUPLICATE, FILTERED, LATE, LATE_FOR
 from holdfast.pipeline.core.failures import RuleBroken, StepError, Unbalanced
-from holdfast.pipeline.core.inspection import run_query
-from holdfast.pipeline.core.sql import LINEAGE, NARROW, PLACE, literal, quoted, struct_of
+from holdfast.pipeline.core.sql import LINEAGE, NARROW, PLACE, literal, quoted
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, Python, Sql, Step
 from holdfast.pipeline.digest import Tally, hash_sql, tally_of, tally_sql
 from holdfast.pipeline.engine.aside import Gathering, SideOutput
-from holdfast.pipeline.engine.python_steps import apply_python
 from holdfast.pipeline.state.operator import DUPLICATES
 from holdfast.pipeline.state.operator import LATE as LATE_ROWS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Observation, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, Observation
 
     from holdfast.pipeline.state.operator import OperatorResult
 
@@ -580,24 +577,3 @@ def wide_with_event(floors_ms: Sequence[int | None], delay_ms: int) -> str:
     floors = ", ".join("NULL" if each is None else f"{each}L" for each in floors_ms)
     own = f"greatest(_seen - {delay_ms}L, get(CAST(array({floors}) AS ARRAY<BIGINT>), _piece))"
     return f"named_struct({_WIDE_PARTS}, 'event_time', _event_time, 'watermark', timestamp_millis({own}))"
-
-
-def transform(spark: SparkSession, frame: DataFrame, step: Sql | Python, directory: str) -> DataFrame:
-    if isinstance(step, Python):
-        after = apply_python(frame, step, directory)
-    else:
-        after = run_query(spark, step.name, step.query, frame)
-    return _numbered(after) if step.expand else after
-
-
-def _numbered(frame: DataFrame) -> DataFrame:
-    """Rows of one record numbered by their content: equal rows are interchangeable, so any order of them will do."""
-    names = [name for name in frame.schema.names if not name.startswith("_")]
-    content = f"to_json({struct_of(names)})" if names else "0"
-    place = f"{LINEAGE}.topic, {LINEAGE}.partition, {LINEAGE}.offset"
-    number = f"row_number() OVER (PARTITION BY {place} ORDER BY {content}) - 1"
-    others = [quoted(name) for name in frame.schema.names if name != LINEAGE]
-    fields = cast("StructType", frame.schema[LINEAGE].dataType).names
-    parts = ", ".join(f"'{name}', {'_index' if name == 'index' else f'{LINEAGE}.{name}'}" for name in fields)
-    numbered = frame.selectExpr("*", f"CAST({number} AS INT) AS _index")
-    return numbered.selectExpr(f"named_struct({parts}) AS {LINEAGE}", *others)

@@ -23,12 +23,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.pipeline.aside import DUPLICATE, FILTERED, LATE
 from holdfast.pipeline.core.failures import DefinitionWrong, StepError, Unbalanced, spark_message
 from holdfast.pipeline.core.inspection import Shape, inspect, quiet_spark, run_query
-from holdfast.pipeline.core.sql import LINEAGE, quoted
+from holdfast.pipeline.core.sql import LINEAGE, quoted, struct_of
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
 from holdfast.pipeline.definition.streams import has_memory
@@ -57,7 +57,6 @@ from holdfast.pipeline.engine.operators import (
     observed,
     parts,
     tagged,
-    transform,
     wide_with_event,
 )
 from holdfast.pipeline.engine.python_steps import apply_python
@@ -108,11 +107,6 @@ class Routed:
 
 
 # ---------------------------------------------------------------------------- checking
-
-
-def check_steps(spark: SparkSession, definition: PipelineDefinition) -> StructType:
-    """The schema of the rows that sinks will get; `StepError` for the first step that cannot work."""
-    return Router(spark, definition).main_schema
 
 
 def side_outputs(spark: SparkSession, operator: StatefulOperator, schema: StructType) -> dict[str, DataFrame]:
@@ -198,6 +192,30 @@ def _check_event_time(definition: PipelineDefinition, schema: StructType) -> Non
         )
 
 
+# ---------------------------------------------------------------------------- queries and functions
+
+
+def transform(spark: SparkSession, frame: DataFrame, step: Sql | Python, directory: str) -> DataFrame:
+    if isinstance(step, Python):
+        after = apply_python(frame, step, directory)
+    else:
+        after = run_query(spark, step.name, step.query, frame)
+    return _numbered(after) if step.expand else after
+
+
+def _numbered(frame: DataFrame) -> DataFrame:
+    """Rows of one record numbered by their content: equal rows are interchangeable, so any order of them will do."""
+    names = [name for name in frame.schema.names if not name.startswith("_")]
+    content = f"to_json({struct_of(names)})" if names else "0"
+    place = f"{LINEAGE}.topic, {LINEAGE}.partition, {LINEAGE}.offset"
+    number = f"row_number() OVER (PARTITION BY {place} ORDER BY {content}) - 1"
+    others = [quoted(name) for name in frame.schema.names if name != LINEAGE]
+    fields = cast("StructType", frame.schema[LINEAGE].dataType).names
+    parts = ", ".join(f"'{name}', {'_index' if name == 'index' else f'{LINEAGE}.{name}'}" for name in fields)
+    numbered = frame.selectExpr("*", f"CAST({number} AS INT) AS _index")
+    return numbered.selectExpr(f"named_struct({parts}) AS {LINEAGE}", *others)
+
+
 # ---------------------------------------------------------------------------- the walk
 
 
@@ -270,15 +288,6 @@ class Router:
             raise DefinitionWrong(
                 f"sink {sink!r} asks for the rows {rows!r}, and no step gives them; there are {having}"
             )
-
-    @property
-    def main_schema(self) -> StructType:
-        """Of the rows at the end of the steps."""
-        return self._schemas[MAIN]
-
-    def schema_of(self, rows: str) -> StructType:
-        """Of the rows that a sink with this `rows` gets."""
-        return self._schemas[rows]
 
     def empty(self, rows: str) -> DataFrame:
         """No rows, of the schema of these."""

@@ -142,20 +142,18 @@ class Side:
     @property
     def is_folded(self) -> bool:
         """A topic in which later records take the place of earlier ones, batch by batch."""
-        step = self.step
-        return (
-            isinstance(self.sink, KafkaSink)
-            and isinstance(step, Window)
-            and (step.emit == "changes" or step.late == "correct")
-        )
+        return isinstance(self.sink, KafkaSink) and self._is_corrected
 
     @property
     def is_final(self) -> bool:
         """A row that is there will not change."""
+        return not self.is_upsert and not self._is_corrected
+
+    @property
+    def _is_corrected(self) -> bool:
+        """Rows of windows that are given out again when they change."""
         step = self.step
-        return not self.is_upsert and not (
-            isinstance(step, Window) and (step.emit == "changes" or step.late == "correct")
-        )
+        return isinstance(step, Window) and (step.emit == "changes" or step.late == "correct")
 
     def entry(self) -> Entry | None:
         name = self.sink.name
