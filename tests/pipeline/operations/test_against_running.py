@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast.pipeline.changes.classifying import NeedsRebuild
-from holdfast.pipeline.changes.held_columns import misfits
 from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
 from holdfast.pipeline.definition.model import EventTime, ParquetSink, PipelineDefinition, Source, Window
@@ -22,7 +21,7 @@ from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.engine.status import SinkStatus, Status
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.operations import against_running
-from holdfast.pipeline.operations.against_running import Judgement, judge
+from holdfast.pipeline.operations.against_running import Judgement, judge, misfits
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
 from holdfast.pipeline.sinks.parquet import Layout
 from holdfast.pipeline.state.segments import StepState
