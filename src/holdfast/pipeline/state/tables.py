@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -283,7 +283,7 @@ class Table:
             batches, size = [], 0
             while rows := cursor.fetchmany(ROWS_AT_ONCE):
                 columns = list(zip(*rows, strict=True))
-                arrays = [pa.array(map(convert[at], columns[at]), schema.field(at).type) for at in places]
+                arrays = [pa.array(_texts(columns[at], convert[at]), schema.field(at).type) for at in places]
                 batches.append(pa.record_batch(arrays, schema=used))
                 size += batches[-1].nbytes
                 self._refuse_large(size)
@@ -291,15 +291,13 @@ class Table:
 
     def _postgres_schema(
         self, cursor: psycopg.ServerCursor[tuple[Any, ...]]
-    ) -> tuple[pa.Schema, list[Callable[[Any], Any]]]:
+    ) -> tuple[pa.Schema, list[Callable[[Any], str] | None]]:
         fields, convert = [], []
         for column in cursor.description or ():
             name = column.type_display.split("(")[0]
+            kind = _POSTGRES_TYPES.get(name)
             if name == "numeric" and column.precision is not None:
-                kind: pa.DataType | None = pa.decimal128(column.precision, column.scale or 0)
-                through: Callable[[Any], Any] = _same
-            else:
-                kind, through = _POSTGRES_TYPES.get(name, (None, _same))
+                kind = pa.decimal128(column.precision, column.scale or 0)
             if kind is None and column.name in self.needed:
                 raise StepError(
                     self.step.name,
@@ -307,7 +305,7 @@ class Table:
                     "numeric(p,s)",
                 )
             fields.append((column.name, kind or pa.string()))
-            convert.append(through if kind is not None else _nothing)
+            convert.append(_POSTGRES_TEXTS.get(name))
         return pa.schema(fields), convert
 
 
@@ -347,42 +345,34 @@ def shown(table: str) -> str:
     return re.sub(r"(://[^/@:]*):[^@/]*@", r"\1:***@", table)
 
 
-def _same(value: Any) -> Any:
-    return value
+def _texts(values: Sequence[Any], text: Callable[[Any], str] | None) -> Sequence[Any]:
+    return values if text is None else [None if value is None else text(value) for value in values]
 
 
-def _nothing(value: Any) -> None:
-    return None
-
-
-def _unpadded(value: str | None) -> str | None:
-    """PostgreSQL fills a char(n) up with spaces, which mean nothing to it; to a join they would."""
-    return None if value is None else value.rstrip(" ")
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-_POSTGRES_TYPES: Final[dict[str, tuple[pa.DataType, Callable[[Any], Any]]]] = {
-    "bool": (pa.bool_(), _same),
-    "int2": (pa.int16(), _same),
-    "int4": (pa.int32(), _same),
-    "int8": (pa.int64(), _same),
-    "float4": (pa.float32(), _same),
-    "float8": (pa.float64(), _same),
-    "text": (pa.string(), _same),
-    "varchar": (pa.string(), _same),
-    "bpchar": (pa.string(), _unpadded),
-    "name": (pa.string(), _same),
-    "uuid": (pa.string(), _text),
-    "json": (pa.string(), _same),
-    "jsonb": (pa.string(), _same),
-    "bytea": (pa.binary(), _same),
-    "date": (pa.date32(), _same),
-    "timestamp": (pa.timestamp("us"), _same),
-    "timestamptz": (pa.timestamp("us", "UTC"), _same),
+_POSTGRES_TYPES: Final[dict[str, pa.DataType]] = {
+    "bool": pa.bool_(),
+    "int2": pa.int16(),
+    "int4": pa.int32(),
+    "int8": pa.int64(),
+    "float4": pa.float32(),
+    "float8": pa.float64(),
+    "text": pa.string(),
+    "varchar": pa.string(),
+    "bpchar": pa.string(),
+    "name": pa.string(),
+    "uuid": pa.string(),
+    "json": pa.string(),
+    "jsonb": pa.string(),
+    "bytea": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
 }
+_POSTGRES_TEXTS: Final[dict[str, Callable[[Any], str]]] = {
+    "uuid": str,
+    "bpchar": lambda text: text.rstrip(" "),
+}
+"""PostgreSQL fills a char(n) up with spaces, which mean nothing to it; to a join they would."""
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType | None:
