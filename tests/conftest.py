@@ -67,7 +67,6 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 10, 10)
 

@@ -25,6 +25,15 @@ Run = Callable[..., Result]
 LIBRARY_LINE = re.compile(rb"%\d\|\d+\.\d+\|[A-Z]+\|rdkafka#")
 """How librdkafka logs to standard error."""
 QUICK_GROUPS = {"group.initial.rebalance.delay.ms": "0"}
+OUR_BROKER_LATER = pytest.mark.parametrize(
+    "engine_address",
+    [
+        pytest.param("holdfast", marks=pytest.mark.long),
+        pytest.param("apache", marks=pytest.mark.apache_kafka),
+    ],
+    indirect=True,
+)
+"""Each line costs a JVM: `make check` holds our words against those of Kafka's tool on one of the engines."""
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from holdfast.cli.groups_admin import CommittedOffset, GroupAdmin
 from holdfast.testing.apache import CONSUMER_GROUPS, run_tool
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 
+from .conftest import OUR_BROKER_LATER
+
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 MakeTopic = Callable[..., str]
 Join = Callable[..., Consumer]
@@ -174,6 +176,7 @@ def test_groups_of_the_new_protocol_are_listed(run_here: Run, topic: str, group:
 # ---------------------------------------------------------------------------- describe
 
 
+@OUR_BROKER_LATER
 @pytest.mark.java
 def test_positions_lag_and_owner_are_kafkas(
     run_here: Run, topic: str, group: str, commit: Any, join: Join, bootstrap_servers: str
@@ -192,6 +195,7 @@ def test_positions_lag_and_owner_are_kafkas(
     assert in_order(kafkas_rows(bootstrap_servers, "--describe", "--group", group)) == in_order(table)
 
 
+@OUR_BROKER_LATER
 @pytest.mark.java
 def test_positions_without_members_are_kafkas(
     run_here: Run, topic: str, group: str, commit: Any, bootstrap_servers: str
@@ -245,6 +249,7 @@ def test_members_and_their_assignments_are_kafkas(
         assert (member["epoch"], member["target_assignment"]) == (None, None)
 
 
+@OUR_BROKER_LATER
 @pytest.mark.java
 def test_members_of_a_group_between_the_protocols_are_kafkas(
     run_here: Run, topic: str, group: str, join: Join, bootstrap_servers: str
@@ -264,6 +269,7 @@ def test_members_of_a_group_between_the_protocols_are_kafkas(
     assert in_order(kafkas) == in_order(table)
 
 
+@OUR_BROKER_LATER
 @pytest.mark.java
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_states_are_kafkas(
@@ -407,6 +413,7 @@ def test_a_time_finds_the_first_message_that_is_not_older(
     assert planned(run_here(*reset, "--by-duration", "PT1H")) == {0: 10, 1: 3, 2: 0}
 
 
+@OUR_BROKER_LATER
 @pytest.mark.java
 def test_plans_are_kafkas(run_here: Run, topic: str, group: str, commit: Any, bootstrap_servers: str) -> None:
     commit(group, topic, {0: 4, 1: 15})

@@ -21,6 +21,8 @@ from holdfast.testing.wire_client import WireClient
 from holdfast.wire.api_keys import INIT_PRODUCER_ID, PRODUCE
 from holdfast.wire.batch import Record, build_batch
 
+from .conftest import OUR_BROKER_LATER
+
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Begin = Callable[..., Producer]
 Hang = Callable[..., int]
@@ -136,6 +138,7 @@ def test_listings_are_filtered_by_state_and_duration(
     assert b"INVALID_REGULAR_EXPRESSION" in wrong.stderr
 
 
+@OUR_BROKER_LATER
 @pytest.mark.java
 def test_an_open_transaction_is_described_as_kafkas_tool_does(
     run_here: Run, topic: str, transactional_id: str, begin: Begin, bootstrap_servers: str
@@ -177,6 +180,7 @@ def test_an_unknown_id_is_a_finding(run_here: Run, transactional_id: str) -> Non
     assert len(rows_of(run_here("transactions", "list", *only).stdout)) == 1  # and it was not created
 
 
+@OUR_BROKER_LATER
 @pytest.mark.java
 def test_producers_of_a_partition_are_shown_as_kafkas_tool_does(
     run_here: Run, topic: str, transactional_id: str, begin: Begin, bootstrap_servers: str

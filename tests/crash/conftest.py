@@ -12,7 +12,7 @@ from tests.support import tiers
 @pytest.fixture
 def crash_rounds(request: pytest.FixtureRequest) -> int:
     given = int(request.config.getoption("--crash-rounds"))
-    return given or tiers.by_tier(quick=4, check=20, long=20)
+    return given or tiers.by_tier(quick=4, check=10, long=20)
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_every_message_reported_stored_arrives_in_order_and_once(
     [
         pytest.param("range", "none", marks=pytest.mark.long),
         ("cooperative-sticky", "key"),
-        ("uniform", "partition"),
+        pytest.param("uniform", "partition", marks=pytest.mark.long),
     ],
 )
 def test_every_message_is_handled_and_no_position_is_ahead_of_finished_work(
@@ -279,6 +279,7 @@ def test_a_sink_into_postgresql_stores_every_message_once(
     check_stored(chaos, shore, postgres.url)
 
 
+@pytest.mark.long
 def test_a_sink_into_sqlite_stores_every_message_once(
     shore: Shore, tmp_path: Path, chance: random.Random, kills: int
 ) -> None:

@@ -82,7 +82,11 @@ class Chaos:
 
 @pytest.mark.parametrize(
     ("protocol", "assignor"),
-    [("classic", "range"), ("classic", "cooperative-sticky"), ("consumer", "uniform")],
+    [
+        pytest.param("classic", "range", marks=pytest.mark.long),
+        ("classic", "cooperative-sticky"),
+        ("consumer", "uniform"),
+    ],
 )
 def test_every_message_is_processed_and_no_position_goes_back(
     protocol: str,

@@ -339,7 +339,7 @@ def test_averages_are_right_although_the_program_was_killed(stage: Stage) -> Non
     assert found == expected_averages(readings)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
 def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield str(tmp_path / "bank.sqlite")

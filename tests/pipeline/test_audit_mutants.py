@@ -158,6 +158,7 @@ def test_a_pipeline_as_it_is_survives_the_kill_and_is_proven(case: Case, tmp_pat
     assert report.total(Fate.OUTPUT) == 50
 
 
+@pytest.mark.long
 def test_a_ledger_by_batch_number_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:  # HF404
     """The sink keeps numbers of batches; a driver that lost its checkpoint counts from the start again."""
     case.produce(40)
@@ -187,6 +188,7 @@ def test_a_ledger_by_batch_number_is_caught(case: Case, monkeypatch: pytest.Monk
     assert lost(report, "main") == set(range(40, 80))
 
 
+@pytest.mark.long
 def test_a_commit_before_the_write_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger moves first; the driver dies before the rows follow."""
     case.produce(20)
@@ -212,6 +214,7 @@ def test_a_commit_before_the_write_is_caught(case: Case, monkeypatch: pytest.Mon
     assert lost(report, "main") == set(range(20, 30))
 
 
+@pytest.mark.long
 def test_a_watermark_from_the_wall_clock_is_caught(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

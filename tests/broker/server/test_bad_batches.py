@@ -241,7 +241,7 @@ def test_acks_that_do_not_exist_are_refused(broker: BrokerProcess, create_topic:
 
 @pytest.mark.parametrize(
     "codec",
-    [pytest.param(codec, marks=() if codec is Codec.GZIP else pytest.mark.check) for codec in Codec if codec],
+    [pytest.param(codec, marks=() if codec is Codec.GZIP else pytest.mark.long) for codec in Codec if codec],
 )
 def test_a_bomb_is_refused_within_bounded_memory(
     broker: BrokerProcess, create_topic: CreateTopic, codec: Codec

@@ -362,7 +362,7 @@ TestCoordinatorModel = CoordinatorMachine.TestCase
 TestCoordinatorModel.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
 
 
-WALKS = by_tier(quick=3, check=25, long=100)
+WALKS = by_tier(quick=2, check=10, long=100)
 WALK_STEPS = 400
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.tiers import by_tier
 
 from holdfast.testing.bare_node import BareNode
 from holdfast.testing.clock import ManualClock
@@ -26,7 +27,7 @@ from holdfast.testing.transactional_producer import (
 )
 
 SETTINGS = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
-SEEDS = range(3)
+SEEDS = range(by_tier(quick=1, check=1, long=3))
 """What survives a power failure differs between them."""
 
 
@@ -235,7 +236,7 @@ def test_where_not_everything_is_flushed_no_transaction_hangs_and_none_is_torn(
     """A record that is flushed never outlives the one it was written because of."""
     total = 40
     for steps in range(total):
-        for seed in range(2):
+        for seed in range(len(SEEDS)):
             node = prepared_node(seed, broker, topics)
             script = script_on(node, is_newer=True, is_commit=True, is_reversed=is_reversed)
             try:

@@ -250,7 +250,7 @@ def test_an_older_copy_is_fenced_and_stays_so(make: Any, rows: Any, batches: Any
     assert ids_of(committed(bootstrap, "out")) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("changed", [1, 4])
+@pytest.mark.parametrize("changed", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_a_batch_some_writers_have_is_finished_with_its_own_number_of_writers(
     make: Any, rows: Any, batches: Any, bootstrap: str, monkeypatch: pytest.MonkeyPatch, changed: int
 ) -> None:

@@ -204,7 +204,7 @@ def test_an_empty_batch_closes_what_the_watermark_has_passed(spark: SparkSession
     assert second.counters["expired"] == 1
 
 
-@pytest.mark.parametrize("kind", ["tumbling", "session"])
+@pytest.mark.parametrize("kind", ["tumbling", pytest.param("session", marks=pytest.mark.long)])
 def test_segments_become_one_and_hold_the_same(
     player: Player, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
