@@ -63,7 +63,7 @@ class DefinitionError(UsageError):
         self.findings = tuple(findings)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DefinitionError, (self.findings,)
+        return type(self), (self.findings,)
 
 
 def path_text(path: Path) -> str:

@@ -48,8 +48,8 @@ class Hop:
     name: str
     kind: str
     what: str
-    strength: Strength
     why: str
+    strength: Strength = Strength.EXACTLY_ONCE
     remedy: str | None = None
     """The setting that would make it stronger; nothing when there is none."""
 
@@ -135,16 +135,14 @@ def explain(definition: model.PipelineDefinition, facts: Sequence[TopicFacts] = 
 def _topic(topic: TopicFacts) -> Hop:
     what = f"{topic.partitions} partitions, {topic.replicas} replicas"
     for strength, why, remedy in _weaknesses(topic):
-        return Hop(f"topic {topic.name}", "topic", what, strength, why, remedy)
+        return Hop(f"topic {topic.name}", "topic", what, why, strength, remedy)
     flushed = "flushed to disk before it is acknowledged"
     kept = (
         flushed
         if topic.settings.get("holdfast.flush") == "group"
         else "on several brokers before acknowledged"
     )
-    return Hop(
-        f"topic {topic.name}", "topic", what, Strength.EXACTLY_ONCE, f"what is sent with acks=all is {kept}"
-    )
+    return Hop(f"topic {topic.name}", "topic", what, f"what is sent with acks=all is {kept}")
 
 
 def _weaknesses(topic: TopicFacts) -> Iterator[tuple[Strength, str, str]]:
@@ -193,7 +191,6 @@ def _reading(source: model.Source) -> Hop:
             "source",
             "source",
             what,
-            Strength.EXACTLY_ONCE,
             "committed records by offset, topic id and leader epoch; a record that is gone stops the pipeline",
         )
     begins = "at the end" if source.starting == "latest" else f"at {source.starting}"
@@ -201,8 +198,8 @@ def _reading(source: model.Source) -> Hop:
         "source",
         "source",
         what,
-        Strength.SOME_LEFT_OUT,
         f"it begins {begins}: earlier records are not read; partitions found later are, from their start",
+        Strength.SOME_LEFT_OUT,
         "source.starting: earliest",
     )
 
@@ -220,19 +217,17 @@ def _parsing(part: str, decoding: model.Decoding) -> Hop:
     what = " ".join(part for part in (decoding.format, f"({columns})" if columns else "", schema) if part)
     name = f"parse {part}"
     if decoding.format in ("text", "bytes"):
-        return Hop(name, "parse", what, Strength.EXACTLY_ONCE, "the bytes are kept as they are")
+        return Hop(name, "parse", what, "the bytes are kept as they are")
     if decoding.unknown == "ignore" and decoding.format != "csv":
         return Hop(
             name,
             "parse",
             what,
-            Strength.FIELDS_LEFT_OUT,
             "what cannot be parsed is a dead letter; fields that are not listed are left out (unknown: ignore)",
+            Strength.FIELDS_LEFT_OUT,
             f"source.{part}.unknown: keep (or reject)",
         )
-    return Hop(
-        name, "parse", what, Strength.EXACTLY_ONCE, "strict: what cannot be parsed whole is a dead letter"
-    )
+    return Hop(name, "parse", what, "strict: what cannot be parsed whole is a dead letter")
 
 
 def _dead_letter(definition: model.PipelineDefinition) -> Hop:
@@ -242,7 +237,6 @@ def _dead_letter(definition: model.PipelineDefinition) -> Hop:
         DEAD_LETTER_NAME,
         "kafka",
         f"topic {dead.topic}{where}{_settings(dead.settings)}",
-        Strength.EXACTLY_ONCE,
         "committed first, in one transaction with its ledger; seen once by readers with read_committed",
     )
 
@@ -257,15 +251,15 @@ def _place(sink: model.SinkDefinition) -> Hop:
     match sink:
         case model.ParquetSink():
             why = "a batch is a directory, flushed and renamed into place with its ledger entry: all of it, or none"
-            return Hop(sink.name, kind, sink.path, Strength.EXACTLY_ONCE, why)
+            return Hop(sink.name, kind, sink.path, why)
         case model.DeltaSink():
             why = "one commit of the table holds the batch's files and its positions"
-            return Hop(sink.name, kind, without_password(sink.path), Strength.EXACTLY_ONCE, why)
+            return Hop(sink.name, kind, without_password(sink.path), why)
         case model.PostgresSink():
             rows = f"the last row of each {', '.join(sink.key)}" if sink.mode == "upsert" else "every row"
             what = f"{rows} in {sink.schema_name}.{sink.table} of {without_password(sink.url)}"
             why = "rows and ledger change in one transaction; as durable as the server's fsync"
-            return Hop(sink.name, kind, what, Strength.EXACTLY_ONCE, why)
+            return Hop(sink.name, kind, what, why)
         case model.KafkaSink():
             return _kafka(sink)
 
@@ -275,13 +269,13 @@ def _kafka(sink: model.KafkaSink) -> Hop:
     what = f"topic {sink.topic}{where}{_settings(sink.settings)}"
     if sink.writers == 1:
         why = "rows and ledger in one transaction; seen once by readers with read_committed"
-        return Hop(sink.name, "kafka", what, Strength.EXACTLY_ONCE, why)
+        return Hop(sink.name, "kafka", what, why)
     return Hop(
         sink.name,
         "kafka",
         f"{what}, {sink.writers} writers",
-        Strength.CONDITIONAL,
         f"each of {sink.writers} writers has a transaction of its own: readers may see part of a batch before the rest",
+        Strength.CONDITIONAL,
         f"writers: 1, in the sink {sink.name}",
     )
 
@@ -312,18 +306,18 @@ def _step(step: model.Step, definition: model.PipelineDefinition) -> Hop:
                 step.name,
                 kind,
                 f"{short(step.that)}, else {step.otherwise}",
-                Strength.SOME_LEFT_OUT if dropping else Strength.EXACTLY_ONCE,
                 f"a row that breaks it is {BROKEN[step.otherwise]}",
+                Strength.SOME_LEFT_OUT if dropping else Strength.EXACTLY_ONCE,
                 f"else: quarantine, in the rule {step.name}" if dropping else None,
             )
         case model.Filter():
             why = "rows that leave are counted under this name in every ledger"
-            return Hop(step.name, kind, short(step.where), Strength.EXACTLY_ONCE, why)
+            return Hop(step.name, kind, short(step.where), why)
         case model.Sql():
             why = (
                 "the same rows give the same result; every row carries its place, and none vanishes uncounted"
             )
-            return Hop(step.name, kind, short(step.query), Strength.EXACTLY_ONCE, why)
+            return Hop(step.name, kind, short(step.query), why)
         case model.Python():
             function = step.function if isinstance(step.function, str) else name_of(step.function)
             what = f"{function} of {step.file}" if step.file else function
@@ -331,8 +325,8 @@ def _step(step: model.Step, definition: model.PipelineDefinition) -> Hop:
                 step.name,
                 kind,
                 f"{what}, {step.mode}",
-                Strength.CONDITIONAL,
                 "if the function gives the same for the same rows: a crash between two sinks runs it again",
+                Strength.CONDITIONAL,
                 "no setting; keep time, chance and other services out of the function (_batch_time is fixed)",
             )
         case model.Dedupe():
@@ -350,7 +344,7 @@ def _step(step: model.Step, definition: model.PipelineDefinition) -> Hop:
                 f"name; a row it has nothing for {MISSING[step.missing]}"
             )
             what = f"{', '.join(step.columns)} of {without_password(step.table)}, at most {step.refresh} old"
-            return Hop(step.name, kind, what, Strength.EXACTLY_ONCE, why)
+            return Hop(step.name, kind, what, why)
         case model.Window():
             return _window(step, definition)
         case model.Join():
@@ -377,8 +371,8 @@ def _step(step: model.Step, definition: model.PipelineDefinition) -> Hop:
                 step.name,
                 kind,
                 f"{what} by {', '.join(step.key)}, {step.timers} timers",
-                late.strength if weaker else Strength.CONDITIONAL,
                 f"{why}; {UNTAKEN}" if weaker else why,
+                late.strength if weaker else Strength.CONDITIONAL,
                 late.remedy
                 if weaker
                 else "no setting; keep time, chance and other services out of the function",
@@ -392,7 +386,6 @@ def _event_time(event_time: model.EventTime) -> Hop:
             "event time",
             "event time",
             what,
-            Strength.EXACTLY_ONCE,
             "which rows are late follows from the log alone, however it is cut into batches; "
             "a partition that nothing comes to holds windows open",
         )
@@ -400,9 +393,9 @@ def _event_time(event_time: model.EventTime) -> Hop:
         "event time",
         "event time",
         f"{what}, idle partitions left out after {event_time.idle}",
-        Strength.CONDITIONAL,
         f"rows of a partition that was quiet for {event_time.idle} may be late because others went on: that depends "
         "on when they were read, and is fixed with the batch",
+        Strength.CONDITIONAL,
         "leave source.event_time.idle out, if every partition gets records",
     )
 
@@ -433,12 +426,12 @@ def _with_late(step: model.Step, definition: model.PipelineDefinition, what: str
     """Late rows that nobody takes are left out; with a sink for them none is."""
     kind = kind_of_step(step)
     if takers(definition, Stream(step.name, LATE)):
-        return Hop(step.name, kind, what, Strength.EXACTLY_ONCE, f"{why}; late rows have a sink")
+        return Hop(step.name, kind, what, f"{why}; late rows have a sink")
     return Hop(
         step.name,
         kind,
         what,
-        Strength.SOME_LEFT_OUT,
         f"{why}; {UNTAKEN}",
+        Strength.SOME_LEFT_OUT,
         f"a sink with rows: {step.name}.{LATE}",
     )

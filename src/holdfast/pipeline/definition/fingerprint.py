@@ -72,14 +72,11 @@ def state_marks(document: Mapping[str, Any]) -> dict[str, str]:
 
 def _step(step: Any, directory: str) -> dict[str, Any]:
     """`kind` says which step it is; what windows and joins call so themselves is their `form`."""
-    if not isinstance(step, Python | Keyed):
-        return {"form" if name == "kind" else name: each for name, each in _plain(step).items()}
-    plain: dict[str, Any] = {
-        each.name: _plain(getattr(step, each.name))
-        for each in fields(step)
-        if each.name not in ("file", "function", *LEFT_OUT)
-    }
-    return {**plain, "code": source_of(step, directory)}
+    plain = {"form" if name == "kind" else name: each for name, each in _plain(step).items()}
+    if isinstance(step, Python | Keyed):
+        del plain["file"], plain["function"]
+        plain["code"] = source_of(step, directory)
+    return plain
 
 
 def _plain(value: Any) -> Any:

@@ -43,9 +43,6 @@ SECRET_NAME: Final = re.compile(
 class SecretMissing(DefinitionError):
     """A reference that leads nowhere."""
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return SecretMissing, (self.findings,)
-
 
 class Redactor:
     """Puts the reference back wherever an expanded value shows up in a text."""

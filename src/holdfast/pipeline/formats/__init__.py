@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import ConfigError
-from holdfast.pipeline.definition.model import Decoding, Field
 from holdfast.pipeline.formats.base import Decoded, Decoder, FormatError, Undecodable, check_names
+from holdfast.pipeline.formats.decoding import Decoding, Field
 from holdfast.pipeline.formats.types import Column, parse_type
 
 __all__ = ["Decoded", "Decoder", "FormatError", "Undecodable", "compile_columns", "compile_decoder"]

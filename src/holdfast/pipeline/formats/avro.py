@@ -21,16 +21,16 @@ import io
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import fastavro
 import fastavro.schema
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.pipeline.definition.model import Decoding
 from holdfast.pipeline.formats import flat_layout as layout
 from holdfast.pipeline.formats.base import Decoder, FormatError, Undecodable, shown_name
+from holdfast.pipeline.formats.decoding import Decoding
 from holdfast.pipeline.formats.flat_columns import Meaning, Step, flat_of
 from holdfast.pipeline.formats.json_cells import Cells
 from holdfast.pipeline.formats.registry import Registered
@@ -44,35 +44,39 @@ from holdfast.pipeline.formats.schema_rows import (
     checked,
     unknown_text,
 )
-from holdfast.pipeline.formats.texts import Unfit, in_range_decimal, in_range_instant, in_range_integer
+from holdfast.pipeline.formats.texts import (
+    DAY_END,
+    DAY_MIN,
+    Unfit,
+    in_range_decimal,
+    in_range_instant,
+    in_range_integer,
+)
 from holdfast.pipeline.formats.types import INTEGER_BITS, PRECISION_MAX, Column, Type
 
 VALUE: Final = "value"
 """The column of a schema that is no record."""
-DAY_MIN: Final = -719_162
-DAY_END: Final = 2_932_897
 UNITS: Final = {"millis": (1000, 1), "micros": (1, 1), "nanos": (1, 1000)}
+
+
+class Primitive(NamedTuple):
+    """The column of an Avro type, and how it is read in bulk; no meaning: the schema tells more."""
+
+    type: Type
+    code: int
+    meaning: Meaning | None
+
+
 PRIMITIVES: Final = {
-    "boolean": Type("boolean"),
-    "int": Type("int"),
-    "long": Type("bigint"),
-    "float": Type("float"),
-    "double": Type("double"),
-    "string": Type("string"),
-    "bytes": Type("binary"),
-    "fixed": Type("binary"),
-    "enum": Type("string"),
-}
-FLAT: Final[dict[str, tuple[int, Meaning | None, int]]] = {
-    "boolean": (layout.BOOLEAN, Meaning("boolean"), 0),
-    "int": (layout.ZIGZAG, Meaning("integer"), 0),
-    "long": (layout.ZIGZAG, Meaning("integer"), 0),
-    "float": (layout.FOUR_BYTES, Meaning("single"), 0),
-    "double": (layout.EIGHT_BYTES, Meaning("double"), 0),
-    "string": (layout.TEXT, Meaning("text"), 0),
-    "bytes": (layout.BYTES, Meaning("bytes"), 0),
-    "fixed": (layout.FIXED, None, 0),
-    "enum": (layout.ZIGZAG, None, 0),
+    "boolean": Primitive(Type("boolean"), layout.BOOLEAN, Meaning("boolean")),
+    "int": Primitive(Type("int"), layout.ZIGZAG, Meaning("integer")),
+    "long": Primitive(Type("bigint"), layout.ZIGZAG, Meaning("integer")),
+    "float": Primitive(Type("float"), layout.FOUR_BYTES, Meaning("single")),
+    "double": Primitive(Type("double"), layout.EIGHT_BYTES, Meaning("double")),
+    "string": Primitive(Type("string"), layout.TEXT, Meaning("text")),
+    "bytes": Primitive(Type("binary"), layout.BYTES, Meaning("bytes")),
+    "fixed": Primitive(Type("binary"), layout.FIXED, None),
+    "enum": Primitive(Type("string"), layout.ZIGZAG, None),
 }
 NESTED: Final = {"record": "struct", "array": "array", "map": "map"}
 LOGICAL: Final = "holdfast.logical"
@@ -88,17 +92,6 @@ BROKEN: Final = (
     StopIteration,
 )
 """What fastavro raises on bytes that are not of the schema."""
-CODES: Final = {
-    "null": layout.EMPTY,
-    "boolean": layout.BOOLEAN,
-    "int": layout.ZIGZAG,
-    "long": layout.ZIGZAG,
-    "float": layout.FOUR_BYTES,
-    "double": layout.EIGHT_BYTES,
-    "string": layout.TEXT,
-    "bytes": layout.BYTES,
-}
-
 
 # ------------------------------------------------------------------------ schemas and their strict check
 
@@ -187,16 +180,16 @@ class Check:
                 else known
             )
         node = len(self._nodes)
-        if kind in CODES:
-            self._nodes.append((CODES[kind], 0, 0))
-        elif kind == "fixed":
+        if kind == "fixed":
             self._nodes.append((layout.FIXED, int(schema["size"]), 0))
         elif kind == "enum":
             self._nodes.append((layout.ENUM, 0, len(schema["symbols"])))
+        elif kind in ("array", "map"):
+            code = layout.ARRAY if kind == "array" else layout.MAP
+            self._nodes.append((code, 0, 0))
+            self._nodes[node] = (code, self._add(schema["items" if kind == "array" else "values"]), 0)
         else:
-            self._nodes.append((layout.ARRAY if kind == "array" else layout.MAP, 0, 0))
-            item = self._add(schema["items" if kind == "array" else "values"])
-            self._nodes[node] = (self._nodes[node][0], item, 0)
+            self._nodes.append((layout.EMPTY if kind == "null" else PRIMITIVES[kind].code, 0, 0))
         return node
 
     def _family(self, code: int, schemas: Sequence[Any], name: str | None) -> int:
@@ -234,7 +227,7 @@ def derive(names: Names, schema: Any, path: str, above: tuple[str, ...] = ()) ->
     options = [names.resolve(each) for each in options]
     kinds = sorted(kind_of(each) for each in options)
     if len(options) > 1 and kinds in ([("int", ""), ("long", "")], [("double", ""), ("float", "")]):
-        return PRIMITIVES["long" if kinds[0][0] == "int" else "double"], is_nullable
+        return PRIMITIVES["long" if kinds[0][0] == "int" else "double"].type, is_nullable
     if len(options) != 1:
         written = " and ".join(name for name, _ in kinds) or "null alone"
         raise Mismatch(f'field "{path}": a union of {written} has no column type')
@@ -265,7 +258,7 @@ def _derive_one(names: Names, schema: Any, path: str, above: tuple[str, ...]) ->
         return Type("timestamp_ntz" if logical.startswith("local-") else "timestamp")
     if name not in PRIMITIVES:
         raise Mismatch(f'field "{path}": the Avro type {name} has no column type')
-    return PRIMITIVES[name]
+    return PRIMITIVES[name].type
 
 
 def record_columns(names: Names, record: Any, path: str = "", above: tuple[str, ...] = ()) -> list[Column]:
@@ -396,7 +389,10 @@ def flat_steps(names: Names, written: Mapping[str, Any]) -> list[Step] | None:
             null_branch, schema = schema.index("null"), options[0]
         resolved = names.resolve(schema)
         kind, logical = kind_of(resolved)
-        code, meaning, size = FLAT.get(kind, (0, None, 0))
+        if kind not in PRIMITIVES:
+            return None
+        _, code, meaning = PRIMITIVES[kind]
+        size = 0
         if kind == "enum":
             meaning = Meaning("names", names=dict(enumerate(resolved["symbols"])))
             size = len(resolved["symbols"])

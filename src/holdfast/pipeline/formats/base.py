@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.pipeline.definition.model import Decoding
+from holdfast.pipeline.formats.decoding import Decoding
 from holdfast.pipeline.formats.types import Column, same_name, spark_ddl
 
 CONTENT_SHOWN_MAX: Final = 60

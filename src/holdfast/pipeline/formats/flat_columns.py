@@ -18,12 +18,9 @@ import pyarrow as pa
 from holdfast.pipeline.formats.flat_layout import NO_UNION, STEP_WORDS
 from holdfast.pipeline.formats.json_cells import Cells, from_values, gathered, packed
 from holdfast.pipeline.formats.json_layout import ABSENT, DECIDED, NULL, STRING, UNDECIDED
+from holdfast.pipeline.formats.texts import DAY_END, DAY_MIN, INSTANT_END, INSTANT_MIN
 from holdfast.pipeline.formats.types import INTEGER_BITS, Column, Type
 
-INSTANT_MIN: Final = -62_135_596_800_000_000
-INSTANT_END: Final = 253_402_300_800_000_000
-DAY_MIN: Final = -719_162
-DAY_END: Final = 2_932_897
 Bits = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Kind = Literal[

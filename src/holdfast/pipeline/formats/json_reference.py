@@ -20,7 +20,6 @@ from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 
-from holdfast.pipeline.definition.model import Decoding
 from holdfast.pipeline.formats import machine
 from holdfast.pipeline.formats.base import (
     Decoded,
@@ -33,6 +32,7 @@ from holdfast.pipeline.formats.base import (
     utf8,
 )
 from holdfast.pipeline.formats.bulk import decode_in_bulk
+from holdfast.pipeline.formats.decoding import Decoding
 from holdfast.pipeline.formats.json_cells import Cells, Schema
 from holdfast.pipeline.formats.texts import Unfit, number_reader, string_reader
 from holdfast.pipeline.formats.types import Column, Type

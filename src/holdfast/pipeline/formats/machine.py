@@ -5,25 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Final, NamedTuple
 
 from holdfast.reader.kernel import Function, load_functions
 
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
+_KERNELS: Final = ("json_kernel", "json_scalars_kernel", "flat_kernel", "delimited_kernel")
 _SOURCES: Final = (
     "kernel_source.py",
     "layout.py",
-    *(
-        os.path.join(_HERE, each)
-        for each in (
-            "json_kernel.py",
-            "json_scalars_kernel.py",
-            "json_layout.py",
-            "flat_kernel.py",
-            "flat_layout.py",
-            "delimited_kernel.py",
-        )
-    ),
+    *(os.path.join(_HERE, f"{each}.py") for each in (*_KERNELS, "json_layout", "flat_layout")),
 )
 
 
@@ -54,7 +46,5 @@ def load() -> Machine:
 
 
 def _functions() -> Mapping[str, Callable[..., int]]:
-    from holdfast.pipeline.formats import delimited_kernel, flat_kernel, json_kernel, json_scalars_kernel
-
-    modules = (delimited_kernel, flat_kernel, json_kernel, json_scalars_kernel)
+    modules = [import_module(f"{__package__}.{each}") for each in _KERNELS]
     return {name: value for module in modules for name, value in vars(module).items()}

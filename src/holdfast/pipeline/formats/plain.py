@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from holdfast.pipeline.definition.model import Decoding
 from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, utf8
+from holdfast.pipeline.formats.decoding import Decoding
 from holdfast.pipeline.formats.types import Column, Type
 
 

@@ -193,8 +193,7 @@ class ProtoFile:
 
     def _is_field(self) -> bool:
         """Whether a word that opens a statement is a type's name instead: `message = 1` has no such form, `.` has."""
-        following = self.reading.tokens[self.reading.place + 1 : self.reading.place + 2]
-        return bool(following) and following[0][0] == "."
+        return self.reading.after_next == "."
 
     def _oneof(self, message: DescriptorProto) -> None:
         reading = self.reading

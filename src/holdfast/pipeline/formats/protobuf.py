@@ -19,16 +19,16 @@ import binascii
 import re
 from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from holdfast.pipeline.definition.model import Decoding
 from holdfast.pipeline.formats import flat_layout as layout
 from holdfast.pipeline.formats.base import Decoder, FormatError, Undecodable, shown_name
+from holdfast.pipeline.formats.decoding import Decoding
 from holdfast.pipeline.formats.flat_columns import Kind, Meaning, Step, flat_of
 from holdfast.pipeline.formats.proto_text import declared, parse_proto, resolve
 from holdfast.pipeline.formats.registry import Registered
@@ -54,43 +54,38 @@ WRAPPERS: Final = frozenset(
 INDEXES_MAX: Final = 32
 """Levels of nested messages in a registry's header."""
 D = FieldDescriptor
-TYPES: Final = {
-    D.TYPE_DOUBLE: Type("double"),
-    D.TYPE_FLOAT: Type("float"),
-    D.TYPE_INT64: Type("bigint"),
-    D.TYPE_SINT64: Type("bigint"),
-    D.TYPE_SFIXED64: Type("bigint"),
-    D.TYPE_UINT64: Type("decimal", precision=20),
-    D.TYPE_FIXED64: Type("decimal", precision=20),
-    D.TYPE_INT32: Type("int"),
-    D.TYPE_SINT32: Type("int"),
-    D.TYPE_SFIXED32: Type("int"),
-    D.TYPE_UINT32: Type("bigint"),
-    D.TYPE_FIXED32: Type("bigint"),
-    D.TYPE_BOOL: Type("boolean"),
-    D.TYPE_STRING: Type("string"),
-    D.TYPE_BYTES: Type("binary"),
-    D.TYPE_ENUM: Type("string"),
+
+
+class Scalar(NamedTuple):
+    """The column of a field, and how it is read in bulk."""
+
+    type: Type
+    code: int
+    wire_type: int
+    kind: Kind
+
+
+SCALARS: Final[dict[int, Scalar]] = {
+    D.TYPE_DOUBLE: Scalar(Type("double"), layout.EIGHT_BYTES, 1, "double"),
+    D.TYPE_FLOAT: Scalar(Type("float"), layout.FOUR_BYTES, 5, "single"),
+    D.TYPE_INT64: Scalar(Type("bigint"), layout.VARINT, 0, "integer"),
+    D.TYPE_SINT64: Scalar(Type("bigint"), layout.ZIGZAG, 0, "integer"),
+    D.TYPE_SFIXED64: Scalar(Type("bigint"), layout.EIGHT_BYTES, 1, "integer"),
+    D.TYPE_UINT64: Scalar(Type("decimal", precision=20), layout.VARINT, 0, "unsigned"),
+    D.TYPE_FIXED64: Scalar(Type("decimal", precision=20), layout.EIGHT_BYTES, 1, "unsigned"),
+    D.TYPE_INT32: Scalar(Type("int"), layout.SIGNED_32, 0, "integer"),
+    D.TYPE_SINT32: Scalar(Type("int"), layout.ZIGZAG_32, 0, "integer"),
+    D.TYPE_SFIXED32: Scalar(Type("int"), layout.FOUR_BYTES, 5, "signed_four"),
+    D.TYPE_UINT32: Scalar(Type("bigint"), layout.UNSIGNED_32, 0, "integer"),
+    D.TYPE_FIXED32: Scalar(Type("bigint"), layout.FOUR_BYTES, 5, "integer"),
+    D.TYPE_BOOL: Scalar(Type("boolean"), layout.TRUTH, 0, "boolean"),
+    D.TYPE_STRING: Scalar(Type("string"), layout.TEXT, 2, "text"),
+    D.TYPE_BYTES: Scalar(Type("binary"), layout.BYTES, 2, "bytes"),
+    D.TYPE_ENUM: Scalar(Type("string"), layout.SIGNED_32, 0, "names"),
 }
-FLAT: Final[dict[int, tuple[int, int, Kind]]] = {
-    D.TYPE_INT32: (layout.SIGNED_32, 0, "integer"),
-    D.TYPE_INT64: (layout.VARINT, 0, "integer"),
-    D.TYPE_UINT32: (layout.UNSIGNED_32, 0, "integer"),
-    D.TYPE_UINT64: (layout.VARINT, 0, "unsigned"),
-    D.TYPE_SINT32: (layout.ZIGZAG_32, 0, "integer"),
-    D.TYPE_SINT64: (layout.ZIGZAG, 0, "integer"),
-    D.TYPE_BOOL: (layout.TRUTH, 0, "boolean"),
-    D.TYPE_FIXED32: (layout.FOUR_BYTES, 5, "integer"),
-    D.TYPE_SFIXED32: (layout.FOUR_BYTES, 5, "signed_four"),
-    D.TYPE_FLOAT: (layout.FOUR_BYTES, 5, "single"),
-    D.TYPE_FIXED64: (layout.EIGHT_BYTES, 1, "unsigned"),
-    D.TYPE_SFIXED64: (layout.EIGHT_BYTES, 1, "integer"),
-    D.TYPE_DOUBLE: (layout.EIGHT_BYTES, 1, "double"),
-    D.TYPE_STRING: (layout.TEXT, 2, "text"),
-    D.TYPE_BYTES: (layout.BYTES, 2, "bytes"),
-}
+INSTANT: Final = Scalar(Type("timestamp"), layout.INSTANT, 2, "instant")
 INTEGERS: Final = frozenset(
-    kind for kind, found in TYPES.items() if found.kind in ("int", "bigint", "decimal")
+    kind for kind, found in SCALARS.items() if found.type.kind in ("int", "bigint", "decimal")
 )
 
 
@@ -206,14 +201,14 @@ def derive(field: FieldDescriptor, path: str, above: tuple[str, ...]) -> Type:
 
 def _derive_one(field: FieldDescriptor, path: str, above: tuple[str, ...]) -> Type:
     if field.message_type is None:
-        if field.type not in TYPES:
+        if field.type not in SCALARS:
             raise Mismatch(f'field "{path}": groups have no column type')
-        return TYPES[field.type]
+        return SCALARS[field.type].type
     name = field.message_type.full_name
     if name == TIMESTAMP:
         return Type("timestamp")
     if name in WRAPPERS:
-        return TYPES[field.message_type.fields_by_name["value"].type]
+        return SCALARS[field.message_type.fields_by_name["value"].type].type
     if name in above:
         raise Mismatch(f'field "{path}": the message {name} holds itself: name the fields to read')
     columns = message_columns(field.message_type, path + ".", (*above, name))
@@ -259,7 +254,7 @@ def _convert_one(field: FieldDescriptor, kind: Type, path: str, unknown: str) ->
         return checked(lambda value: in_range_integer(value, bits), path, kind)
     if field.type in INTEGERS and kind.kind == "decimal":
         return checked(lambda value: in_range_decimal(Decimal(value), kind.precision, kind.scale), path, kind)
-    written = TYPES.get(field.type)
+    written = SCALARS[field.type].type if field.type in SCALARS else None
     if written is None or (written.kind != kind.kind and (written.kind, kind.kind) != ("float", "double")):
         raise cannot(path, f"Protobuf's {written or 'group'}", kind)
     return lambda value: value
@@ -440,22 +435,20 @@ def flat_steps(message: Descriptor) -> list[Step] | None:
         oneof = field.containing_oneof
         if field.is_repeated or field.is_required or (oneof is not None and len(oneof.fields) > 1):
             return None
+        names = enum_names(field) if field.type == D.TYPE_ENUM else {}
         if field.type == D.TYPE_MESSAGE and field.message_type.full_name == TIMESTAMP:
-            code, wire_type, meaning = layout.INSTANT, 2, Meaning("instant")
-        elif field.type == D.TYPE_ENUM:
-            code, wire_type, meaning = layout.SIGNED_32, 0, Meaning("names", names=enum_names(field))
-        elif field.type in FLAT:
-            code, wire_type, kind = FLAT[field.type]
-            meaning = Meaning(kind)
+            scalar = INSTANT
+        elif field.type in SCALARS:
+            scalar = SCALARS[field.type]
         else:
             return None
         steps.append(
             Step(
                 field.name,
-                code,
-                meaning,
+                scalar.code,
+                Meaning(scalar.kind, names=names),
                 number=field.number,
-                wire_type=wire_type,
+                wire_type=scalar.wire_type,
                 has_presence=field.has_presence,
             )
         )

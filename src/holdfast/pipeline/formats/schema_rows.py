@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.pipeline.definition.model import Decoding
 from holdfast.pipeline.formats import machine
 from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, Undecodable, check_names, shown
 from holdfast.pipeline.formats.bulk import cells_of, decode_in_bulk
+from holdfast.pipeline.formats.decoding import Decoding
 from holdfast.pipeline.formats.flat_columns import Flat
 from holdfast.pipeline.formats.json_cells import Cells
 from holdfast.pipeline.formats.json_layout import UNDECIDED

@@ -132,6 +132,7 @@ class Sink(Protocol):
 
     def unfinished(self) -> Entry | None:
         """A batch that is only partly in the sink, and has to be the next, cut exactly so; mostly there is none."""
+        return None
 
     def missing(self) -> str | None:
         """What the ledger speaks of and is no longer there, in words; nothing when all is there."""

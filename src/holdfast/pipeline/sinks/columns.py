@@ -77,22 +77,16 @@ def fitting_schema(sink: str, held: StructType | None, rows: StructType, setting
     added = [field for name, field in theirs.items() if name not in ours]
     gone = [name for name in ours if name not in theirs]
     if setting == "fail" and (added or gone):
+        differing = {"new": [field.name for field in added], "missing": gone}
+        told = "; ".join(
+            f"{word} {', '.join(map(repr, names))}" for word, names in differing.items() if names
+        )
         raise SchemaChanged(
-            f"the rows do not have the columns that sink {sink!r} holds: "
-            + "; ".join(_differences([field.name for field in added], gone))
-            + ". Allow it with `schema: add-columns` in the sink, or give the rows the columns it has"
+            f"the rows do not have the columns that sink {sink!r} holds: {told}. Allow it with `schema: add-columns` "
+            "in the sink, or give the rows the columns it has"
         )
     new = [StructField(field.name, field.dataType, True) for field in added]
     return StructType([*held.fields, *new])
-
-
-def _differences(added: list[str], gone: list[str]) -> list[str]:
-    parts = []
-    if added:
-        parts.append(f"new {', '.join(map(repr, added))}")
-    if gone:
-        parts.append(f"missing {', '.join(map(repr, gone))}")
-    return parts
 
 
 def projected(rows: DataFrame, schema: StructType, extra: tuple[Column, ...] = ()) -> DataFrame:
@@ -146,33 +140,27 @@ def column_named(name: str) -> Column:
 def check_partitioning(partition_by: tuple[str, ...], rows: StructType) -> list[Problem]:
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType
 
-    problems = []
+    found = []
     stored = {field.name: field.dataType for field in stored_schema(rows).fields}
     for name in partition_by:
         kind = stored.get(name)
         if kind is None or name == LINEAGE:
             having = ", ".join(other for other in stored if other != LINEAGE)
-            problems.append(Problem("partition_by", f"there is no column {name!r}; the rows have {having}"))
+            found.append(f"there is no column {name!r}; the rows have {having}")
         elif isinstance(kind, ArrayType | BinaryType | MapType | StructType):
-            problems.append(
-                Problem(
-                    "partition_by",
-                    f"column {name!r} is {kind.simpleString()}, which cannot be part of a directory's name",
-                )
+            found.append(
+                f"column {name!r} is {kind.simpleString()}, which cannot be part of a directory's name"
             )
         elif isinstance(kind, TimestampType):
-            problems.append(
-                Problem(
-                    "partition_by",
-                    f"column {name!r} is timestamp, and a directory's name has no zone: readers in another than UTC "
-                    f"would see another time. Partition by a date (to_date({name})), a timestamp_ntz or a string",
-                )
+            found.append(
+                f"column {name!r} is timestamp, and a directory's name has no zone: readers in another than UTC "
+                f"would see another time. Partition by a date (to_date({name})), a timestamp_ntz or a string"
             )
     if len(set(partition_by)) < len(partition_by):
-        problems.append(Problem("partition_by", "a column is named twice"))
+        found.append("a column is named twice")
     if partition_by and set(stored) <= {*partition_by, LINEAGE}:
-        problems.append(Problem("partition_by", "it names every column, and nothing is left to store"))
-    return problems
+        found.append("it names every column, and nothing is left to store")
+    return [Problem("partition_by", message) for message in found]
 
 
 def _types_in(kind: DataType) -> Iterator[DataType]:
@@ -201,22 +189,18 @@ def check_columns(rows: StructType) -> list[Problem]:
     """Names that differ in case only: files would hold both, and no SQL reader could tell them apart. And types that
     nothing but Spark knows."""
     seen: dict[str, str] = {}
-    problems = []
+    found = []
     for field in stored_schema(rows).fields:
         kind = field.dataType.simpleString()
         if kind == "void":
-            problems.append(
-                Problem(
-                    "", f"column {field.name!r} is always NULL and has no type: CAST(NULL AS …) gives it one"
-                )
+            found.append(
+                f"column {field.name!r} is always NULL and has no type: CAST(NULL AS …) gives it one"
             )
         elif {each.typeName() for each in _types_in(field.dataType)} - STORABLE:
-            problems.append(Problem("", f"column {field.name!r} is {kind}, which this sink cannot store"))
+            found.append(f"column {field.name!r} is {kind}, which this sink cannot store")
         other = seen.setdefault(field.name.lower(), field.name)
         if other != field.name:
-            problems.append(
-                Problem("", f"the columns {other!r} and {field.name!r} differ in capital letters only")
-            )
+            found.append(f"the columns {other!r} and {field.name!r} differ in capital letters only")
         elif list(rows.fieldNames()).count(field.name) > 1:
-            problems.append(Problem("", f"there are two columns named {field.name!r}"))
-    return problems
+            found.append(f"there are two columns named {field.name!r}")
+    return [Problem("", message) for message in found]

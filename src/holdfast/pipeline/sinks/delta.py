@@ -35,7 +35,7 @@ from holdfast.pipeline.definition.model import DeltaSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry, LedgerMismatch
 from holdfast.pipeline.positions import Place, to_text
-from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, Sink, SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.columns import (
     check_columns,
     check_partitioning,
@@ -65,7 +65,7 @@ class DeltaLedger:
         self.name = name
         self.uri = uri
         self.disk = disk
-        self._application = f"hf-{pipeline}--{name}"
+        self.application = f"hf-{pipeline}--{name}"
         self.directory = f"{uri}/_hf/{pipeline}--{name}"
 
     def table(self) -> DeltaTable | None:
@@ -79,11 +79,11 @@ class DeltaLedger:
 
     def number(self, table: DeltaTable) -> int | None:
         """Of the last entry; None when there is none."""
-        number = table.transaction_version(f"{self._application}/number")
+        number = table.transaction_version(f"{self.application}/number")
         return None if number is None or number == FORGOTTEN else int(number)
 
     def entry_name(self, table: DeltaTable) -> int | None:
-        return table.transaction_version(f"{self._application}/entry")
+        return table.transaction_version(f"{self.application}/entry")
 
     def last_entry(self, table: DeltaTable) -> Entry | None:
         number = self.number(table)
@@ -103,7 +103,7 @@ class DeltaLedger:
         """The newest of the log, the last one first, each with the entry of this ledger that it carries."""
         for commit in table.history(limit):
             document = json.loads(commit.get(METADATA, "null"))
-            is_ours = document and f"hf-{document['pipeline']}--{document['sink']}" == self._application
+            is_ours = document and f"hf-{document['pipeline']}--{document['sink']}" == self.application
             yield commit, document if is_ours else None
 
     def missing(self, table: DeltaTable) -> str | None:
@@ -143,17 +143,14 @@ class DeltaLedger:
                 )
 
     def _of(self, place: Place) -> str:
-        return f"{self._application}/{place.topic_id}/{place.partition}"
+        return f"{self.application}/{place.topic_id}/{place.partition}"
 
     def transactions(self, entry: Entry, name: int) -> list[Transaction]:
         return [
-            Transaction(f"{self._application}/number", entry.number),
-            Transaction(f"{self._application}/entry", name),
+            Transaction(f"{self.application}/number", entry.number),
+            Transaction(f"{self.application}/entry", name),
             *(Transaction(self._of(place), at.offset) for place, at in entry.positions.at.items()),
         ]
-
-    def forgetting(self) -> list[Transaction]:
-        return [Transaction(f"{self._application}/number", FORGOTTEN)]
 
     def flush_log(self, first: int, last: int) -> None:
         """Make commits durable that `deltalake` has written; the table itself may be new."""
@@ -184,7 +181,7 @@ class PreparedDelta:
             self._sink.remove(self.written)
 
 
-class DeltaSinkWriter:
+class DeltaSinkWriter(Sink):
     """The sink to the engine."""
 
     def __init__(self, definition: DeltaSink, pipeline: str, directory: str = ".") -> None:
@@ -216,9 +213,6 @@ class DeltaSinkWriter:
         self._was_there = table is not None
         return None if table is None else self.ledger.last_entry(table)
 
-    def unfinished(self) -> Entry | None:
-        return None
-
     def missing(self) -> str | None:
         table = self.ledger.table()
         has_entry = table is not None and self.ledger.number(table) is not None
@@ -231,7 +225,7 @@ class DeltaSinkWriter:
     def forget(self) -> None:
         table = self.ledger.table()
         if table is not None and self.ledger.number(table) is not None:
-            self.commit_actions(table, [], self.ledger.forgetting(), {})
+            self.commit_actions(table, [], [Transaction(f"{self.ledger.application}/number", FORGOTTEN)], {})
 
     def close(self) -> None:
         """A table has nothing to let go of."""

@@ -24,6 +24,14 @@ _RENAME_EXCHANGE = 2
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)
 
 
+def _fsync(path: str, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 class Disk:
     """Files of the operating system. Every method raises `OSError`."""
 
@@ -70,19 +78,11 @@ class Disk:
 
     def flush_file(self, path: str) -> None:
         """Make the content of a file durable, whoever wrote it."""
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _fsync(path, os.O_RDONLY)
 
     def flush_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def write(self, path: str, data: bytes) -> None:
         """A new small file, its content durable; its name is, once its directory is flushed."""

@@ -33,6 +33,7 @@ from holdfast.pipeline.sinks.base import (
     Prepared,
     Problem,
     RowsRejected,
+    Sink,
     SinkContext,
     SinkError,
     SinkFenced,
@@ -75,7 +76,7 @@ class PreparedRecords:
         self._records.remove()
 
 
-class KafkaSinkWriter:
+class KafkaSinkWriter(Sink):
     """The sink to the engine."""
 
     topic_config: Mapping[str, str] = {}
@@ -160,6 +161,11 @@ class KafkaSinkWriter:
         self._take_over()
 
     @property
+    def _opened(self) -> LedgerTopic:
+        assert self._ledger is not None, "open comes first"
+        return self._ledger
+
+    @property
     def ledger_topic(self) -> str:
         return f"hf-ledger-{self._pipeline}--{self.name}"
 
@@ -169,29 +175,27 @@ class KafkaSinkWriter:
 
     def _ensure_topic(self, had: Topic | None) -> None:
         """Make the topic where it is missing, unless the ledger knows it: then it is lost, and not new."""
-        assert self._ledger is not None
         self._missing = self._lost_topic(had)
         if self._missing is not None:
             return
-        if self._ledger.partitions(self.topic) == 0:
-            self._ledger.create(self.topic, -1, self.topic_config)
-        self.partitions = self._ledger.partitions(self.topic)
-        limit = self._ledger.topic_setting(self.topic, "max.message.bytes")
+        if self._opened.partitions(self.topic) == 0:
+            self._opened.create(self.topic, -1, self.topic_config)
+        self.partitions = self._opened.partitions(self.topic)
+        limit = self._opened.topic_setting(self.topic, "max.message.bytes")
         self._limit = None if limit is None else int(limit)
         if limit is not None:
             # Brokers refuse a batch as a whole: one made of small records must not be too large.
             self._batch_bytes = max(1024, min(BATCH_BYTES, int(limit) - BATCH_OVERHEAD_BYTES))
-        self._needs_keys = "compact" in (self._ledger.topic_setting(self.topic, "cleanup.policy") or "")
+        self._needs_keys = "compact" in (self._opened.topic_setting(self.topic, "cleanup.policy") or "")
         if self._needs_keys and self._last_of_key:
             self._warn(f"sink {self.name!r}: the topic {self.topic!r} is compacted: {self._last_of_key}")
-        topic_id = self._ledger.topic_id(self.topic)
+        topic_id = self._opened.topic_id(self.topic)
         self._holds = Topic(self.topic, topic_id) if topic_id else None
 
     def _lost_topic(self, had: Topic | None) -> str | None:
-        assert self._ledger is not None
         if had is None or had.name != self.topic:
             return None
-        now = self._ledger.topic_id(self.topic)
+        now = self._opened.topic_id(self.topic)
         if now in (had.id, ""):
             return None
         what = (
@@ -201,13 +205,12 @@ class KafkaSinkWriter:
 
     def _take_over(self) -> None:
         """Fence every writer there ever was, then read what they have committed."""
-        assert self._ledger is not None
         known = standing_of(
-            self._ledger.read()
+            self._opened.read()
         )  # a ledger of somebody else's is found before anybody is fenced
         if self._is_writing:
             self._ensure_topic(known.topic)
-        count = self._ledger.ensure(self._definition.writers)
+        count = self._opened.ensure(self._definition.writers)
         self._writers = [
             Writer(
                 self.name,
@@ -219,18 +222,17 @@ class KafkaSinkWriter:
         ]
         with ThreadPoolExecutor(max_workers=count) as pool:
             list(pool.map(Writer.start, self._writers))
-        self._standing = standing_of(self._ledger.read())
+        self._standing = standing_of(self._opened.read())
 
     def _current(self) -> Standing:
         if self._fenced is not None:
             raise SinkFenced(str(self._fenced))
         if self._standing is None or not self._is_writing:
-            assert self._ledger is not None, "open comes first"
             if self._is_writing:
                 self._take_over()
                 assert self._standing is not None
             else:
-                self._standing = standing_of(self._ledger.read())
+                self._standing = standing_of(self._opened.read())
         return self._standing
 
     def last_entry(self) -> Entry | None:
@@ -246,15 +248,13 @@ class KafkaSinkWriter:
         return self._missing if self._is_writing else self._lost_topic(standing.topic)
 
     def holds_rows(self) -> bool:
-        assert self._ledger is not None
-        return self._ledger.has_records(self.topic)
+        return self._opened.has_records(self.topic)
 
     def forget(self) -> None:
         """Every transactional id is held by now, so nobody writes to the ledger behind the first writer's back."""
-        assert self._ledger is not None
         was_writing = self._is_writing
         if not self._writers:
-            if self._ledger.partitions(self.ledger_topic) == 0:
+            if self._opened.partitions(self.ledger_topic) == 0:
                 return
             self._take_over()
         try:

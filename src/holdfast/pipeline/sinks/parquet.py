@@ -36,7 +36,7 @@ from holdfast.pipeline.definition.model import COMPRESSIONS, ParquetSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import to_text
-from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, Sink, SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.columns import (
     check_columns,
     check_partitioning,
@@ -267,7 +267,7 @@ class PreparedParquet:
         self._store.disk.remove_tree(self._aside)
 
 
-class ParquetSinkWriter:
+class ParquetSinkWriter(Sink):
     """The sink to the engine."""
 
     def __init__(
@@ -330,9 +330,6 @@ class ParquetSinkWriter:
 
     def last_entry(self) -> Entry | None:
         return self.store.last_entry()
-
-    def unfinished(self) -> Entry | None:
-        return None
 
     def missing(self) -> str | None:
         return self.store.missing()

@@ -44,6 +44,7 @@ from holdfast.pipeline.sinks.base import (
     Problem,
     RowsRejected,
     SchemaChanged,
+    Sink,
     SinkContext,
     SinkError,
     SinkFenced,
@@ -94,7 +95,7 @@ class PreparedTable:
             self.sink.drop(self.target, self.stage)
 
 
-class PostgresSinkWriter:
+class PostgresSinkWriter(Sink):
     """The sink to the engine."""
 
     def __init__(self, definition: PostgresSink, pipeline: str) -> None:
@@ -215,9 +216,6 @@ class PostgresSinkWriter:
         with self._explained() as connection:
             document = self._newest(connection, "entry")
         return None if document is None else Entry.from_json(document)
-
-    def unfinished(self) -> Entry | None:
-        return None
 
     def missing(self) -> str | None:
         with self._explained() as connection:
