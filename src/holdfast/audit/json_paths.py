@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.pipeline.formats.base import Decoded
-from holdfast.pipeline.formats.bulk import decode_in_bulk
-from holdfast.pipeline.formats.json_cells import Cells, Schema, gathered
+from holdfast.pipeline.formats.json_cells import Cells, Schema, decode_in_bulk, gathered
 from holdfast.pipeline.formats.json_layout import (
     DECIDED,
     INTEGER,

@@ -16,6 +16,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +36,7 @@ def load_function(step: Python | Keyed, directory: str) -> Callable[..., Any]:
         module = run_file(os.path.join(directory, step.file))
         name, where = step.function, step.file
     else:
-        where, _, name = step.function.replace(":", ".").rpartition(".")
+        where, name = module_of(step.function)
         if not where:
             raise FunctionMissing(
                 f"step {step.name!r}: {step.function!r} names no module; write module:function, or give 'file'"
@@ -51,6 +52,20 @@ def load_function(step: Python | Keyed, directory: str) -> Callable[..., Any]:
         raise FunctionMissing(f"step {step.name!r}: {where} has no function {name!r}")
     found: Callable[..., Any] = function
     return found
+
+
+def module_of(function: str) -> tuple[str, str]:
+    """The module and the name of `module:function`."""
+    module, _, name = function.replace(":", ".").rpartition(".")
+    return module, name
+
+
+def spec_of(module: str) -> ModuleSpec | None:
+    """Where a module is; nothing when there is none."""
+    try:
+        return importlib.util.find_spec(module) if module else None
+    except (ImportError, ValueError):
+        return None
 
 
 def run_file(path: str, name: str | None = None) -> ModuleType:
@@ -117,11 +132,8 @@ def _source_of_named(step: Python | Keyed, directory: str) -> str:
     if step.file is not None:
         found = _definition_in(os.path.join(directory, step.file), step.function)
         return found if found is not None else f"{step.file}:{step.function}"
-    module, _, name = step.function.replace(":", ".").rpartition(".")
-    try:
-        spec = importlib.util.find_spec(module) if module else None
-    except (ImportError, ValueError):
-        spec = None
+    module, name = module_of(step.function)
+    spec = spec_of(module)
     found = _definition_in(spec.origin, name) if spec and spec.origin else None
     return found if found is not None else step.function
 

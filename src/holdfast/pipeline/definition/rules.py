@@ -33,7 +33,7 @@ from holdfast.pipeline.definition.rules_shared import (
     check_settings,
     check_topic,
 )
-from holdfast.pipeline.definition.rules_steps import check_memory, check_steps
+from holdfast.pipeline.definition.rules_steps import check_steps
 from holdfast.pipeline.definition.secrets import incomplete_references, is_reference
 from holdfast.pipeline.definition.streams import decodings_of
 
@@ -47,7 +47,6 @@ def check_rules(definition: model.PipelineDefinition) -> list[Finding]:
         *_names(definition),
         *_source(definition.source),
         *check_steps(definition),
-        *check_memory(definition),
         *_sinks(definition),
         *check_rows(definition),
         *_topics_apart(definition),

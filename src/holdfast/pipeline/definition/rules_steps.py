@@ -3,7 +3,6 @@ go by, how long, and under which names."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition import model
 from holdfast.pipeline.definition.columns import JOIN_COLUMNS, WINDOW_COLUMNS, columns_before, listed_columns
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
-from holdfast.pipeline.definition.functions import functions_of
+from holdfast.pipeline.definition.functions import functions_of, module_of, spec_of
 from holdfast.pipeline.definition.naming import kind_of_step
 from holdfast.pipeline.definition.rules_shared import check_columns, check_password
 from holdfast.pipeline.definition.secrets import is_reference
@@ -43,6 +42,7 @@ def check_steps(definition: model.PipelineDefinition) -> Iterator[Finding]:
         path: Path = ("steps", index, kind_of_step(step))
         for inner, message in _step(step, definition.directory):
             yield Finding((*path, inner), message)
+        yield from _memory(step, path, definition, columns_before(definition, index))
 
 
 def _step(step: model.Step, directory: str) -> Iterator[tuple[str, str]]:
@@ -63,12 +63,8 @@ def _function(step: model.Python | model.Keyed, directory: str) -> Iterator[tupl
             yield "file", "the function itself is given; leave 'file' out"
         return
     if step.file is None:
-        module, _, name = step.function.replace(":", ".").rpartition(".")
-        try:
-            known = bool(module) and importlib.util.find_spec(module) is not None
-        except (ImportError, ValueError):
-            known = False
-        if not known:
+        module, name = module_of(step.function)
+        if spec_of(module) is None:
             yield (
                 "function",
                 f"{step.function!r}: there is no such module; give 'file', or write module:function",
@@ -90,28 +86,27 @@ def _function(step: model.Python | model.Keyed, directory: str) -> Iterator[tupl
         yield "function", f"{step.file} has no function {step.function!r}{nearest(step.function, names)}"
 
 
-def check_memory(definition: model.PipelineDefinition) -> Iterator[Finding]:
-    for index, step in enumerate(definition.steps):
-        path: Path = ("steps", index, kind_of_step(step))
-        if has_memory(step) and definition.source.event_time is None:
-            yield Finding(
-                path,
-                "it goes by when things happened; name a timestamp of the records below 'source', as "
-                "'event_time: at', or 'event_time: _timestamp' for the time Kafka keeps",
-                rests_on=(("source", "event_time"),),
-            )
-        known = columns_before(definition, index)
-        match step:
-            case model.Dedupe():
-                yield from _dedupe(step, path, known)
-            case model.Lookup():
-                yield from _lookup(step, path, known)
-            case model.Window():
-                yield from _window(step, path, known)
-            case model.Keyed():
-                yield from _keyed(step, path, known)
-            case model.Join():
-                yield from _join(step, path, known, definition)
+def _memory(
+    step: model.Step, path: Path, definition: model.PipelineDefinition, known: frozenset[str] | None
+) -> Iterator[Finding]:
+    if has_memory(step) and definition.source.event_time is None:
+        yield Finding(
+            path,
+            "it goes by when things happened; name a timestamp of the records below 'source', as "
+            "'event_time: at', or 'event_time: _timestamp' for the time Kafka keeps",
+            rests_on=(("source", "event_time"),),
+        )
+    match step:
+        case model.Dedupe():
+            yield from _dedupe(step, path, known)
+        case model.Lookup():
+            yield from _lookup(step, path, known)
+        case model.Window():
+            yield from _window(step, path, known)
+        case model.Keyed():
+            yield from _keyed(step, path, known)
+        case model.Join():
+            yield from _join(step, path, known, definition)
 
 
 def _dedupe(step: model.Dedupe, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:

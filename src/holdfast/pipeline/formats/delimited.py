@@ -19,9 +19,8 @@ import pyarrow as pa
 from holdfast.pipeline.formats import json_layout as layout
 from holdfast.pipeline.formats import machine
 from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, Undecodable, shown, utf8
-from holdfast.pipeline.formats.bulk import decode_in_bulk
 from holdfast.pipeline.formats.decoding import Decoding
-from holdfast.pipeline.formats.json_cells import Cells, reader_of
+from holdfast.pipeline.formats.json_cells import Cells, decode_in_bulk, reader_of
 from holdfast.pipeline.formats.texts import (
     INTEGER,
     Unfit,

@@ -31,9 +31,8 @@ from holdfast.pipeline.formats.base import (
     shown_name,
     utf8,
 )
-from holdfast.pipeline.formats.bulk import decode_in_bulk
 from holdfast.pipeline.formats.decoding import Decoding
-from holdfast.pipeline.formats.json_cells import Cells, Schema
+from holdfast.pipeline.formats.json_cells import Cells, Schema, decode_in_bulk
 from holdfast.pipeline.formats.texts import Unfit, number_reader, string_reader
 from holdfast.pipeline.formats.types import Column, Type
 

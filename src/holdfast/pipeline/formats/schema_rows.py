@@ -22,10 +22,9 @@ import pyarrow.compute as pc
 
 from holdfast.pipeline.formats import machine
 from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, Undecodable, check_names, shown
-from holdfast.pipeline.formats.bulk import cells_of, decode_in_bulk
 from holdfast.pipeline.formats.decoding import Decoding
 from holdfast.pipeline.formats.flat_columns import Flat
-from holdfast.pipeline.formats.json_cells import Cells
+from holdfast.pipeline.formats.json_cells import Cells, cells_of, decode_in_bulk
 from holdfast.pipeline.formats.json_layout import UNDECIDED
 from holdfast.pipeline.formats.json_reference import UNKNOWN_COLUMN
 from holdfast.pipeline.formats.registry import HEADER_BYTES, Registered, Registry, split_header

@@ -288,21 +288,18 @@ class ParquetSinkWriter(Sink):
         problems = check_partitioning(self._definition.partition_by, rows) + check_columns(rows)
         if not self._is_local:
             problems.append(Problem("path", self._elsewhere()))
-        for field in stored_schema(rows).fields:
-            if field.name.lower() == "batch":
-                problems.append(
-                    Problem(
-                        "",
-                        f"column {field.name!r}: readers take `batch` from the names of directories; give it another "
-                        "name",
-                    )
-                )
-        if self._definition.compression.lower() not in COMPRESSIONS:
-            problems.append(
-                Problem(
-                    "compression", f"{self._definition.compression!r} is not one of {', '.join(COMPRESSIONS)}"
-                )
+        problems += [
+            Problem(
+                "",
+                f"column {name!r}: readers take `batch` from the names of directories; give it another name",
             )
+            for name in stored_schema(rows).fieldNames()
+            if name.lower() == "batch"
+        ]
+        compression = self._definition.compression
+        if compression.lower() not in COMPRESSIONS:
+            message = f"{compression!r} is not one of {', '.join(COMPRESSIONS)}"
+            problems.append(Problem("compression", message))
         return problems
 
     def _elsewhere(self) -> str:

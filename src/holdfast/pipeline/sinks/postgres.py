@@ -109,11 +109,11 @@ class PostgresSinkWriter(Sink):
     def check(self, rows: StructType) -> list[Problem]:
         stored = {field.name: field.dataType for field in stored_schema(rows).fields}
         problems = check_columns(rows) + check_json_keys(stored_schema(rows).fields)
-        for name, kind in stored.items():
-            if postgres_copy.postgres_type(kind) is None:
-                problems.append(
-                    Problem("", f"column {name!r} is {kind.simpleString()}, which PostgreSQL has no type for")
-                )
+        problems += [
+            Problem("", f"column {name!r} is {kind.simpleString()}, which PostgreSQL has no type for")
+            for name, kind in stored.items()
+            if postgres_copy.postgres_type(kind) is None
+        ]
         key, mode = self._definition.key, self._definition.mode
         if mode == "upsert" and not key:
             problems.append(Problem("key", "upsert needs the columns that make a row one of its own"))
