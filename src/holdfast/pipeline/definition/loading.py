@@ -12,19 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from holdfast.pipeline.definition import model
 from holdfast.pipeline.definition.builder import PipelineBuilder
 from holdfast.pipeline.definition.documents import Findings, Node, from_values, from_yaml
 from holdfast.pipeline.definition.errors import DefinitionError, Finding, Path
 from holdfast.pipeline.definition.functions import FunctionMissing, run_file
-from holdfast.pipeline.definition.model import (
-    PIPELINE,
-    UNNAMED,
-    Decoding,
-    PipelineDefinition,
-    SchemaFile,
-    Source,
-    Step,
-)
 from holdfast.pipeline.definition.naming import kind_of_step
 from holdfast.pipeline.definition.rules import check_rules
 from holdfast.pipeline.definition.shapes import WRONG
@@ -37,7 +29,7 @@ COMPILED_SCHEMAS: Final = (".desc", ".pb", ".binpb")
 class Loaded:
     """A definition that keeps every rule that can be checked without Spark."""
 
-    definition: PipelineDefinition
+    definition: model.PipelineDefinition
     warnings: tuple[Finding, ...] = ()
     findings: Findings = field(default_factory=Findings)
     """Knows where things were written: `findings.located` gives a later finding its line."""
@@ -50,7 +42,7 @@ def load_pipeline(path: str) -> Loaded:
     return load_yaml(path)
 
 
-def load_module(place: str) -> PipelineDefinition:
+def load_module(place: str) -> model.PipelineDefinition:
     """The one `Pipeline` (or definition) that a Python file makes at its top: of `orders.py`, or of `orders.py:name`
     where the file makes several."""
     path, _, wanted = place.partition(".py:")
@@ -64,7 +56,7 @@ def load_module(place: str) -> PipelineDefinition:
     found = {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, PipelineBuilder | PipelineDefinition) and not name.startswith("_")
+        if isinstance(value, PipelineBuilder | model.PipelineDefinition) and not name.startswith("_")
     }
     if wanted:
         found = {name: value for name, value in found.items() if name == wanted}
@@ -110,13 +102,13 @@ def from_document(document: Any, *, directory: str = ".") -> Loaded:
 def _from_node(root: Node, findings: Findings, directory: str) -> Loaded:
     if root.mark:
         findings.places[()] = root.mark
-    definition = PIPELINE.read(root, (), findings)
+    definition = model.PIPELINE.read(root, (), findings)
     if definition is WRONG:
         raise DefinitionError(_in_order(findings.found))
     return complete(replace(definition, directory=directory), findings)
 
 
-def complete(definition: PipelineDefinition, findings: Findings) -> Loaded:
+def complete(definition: model.PipelineDefinition, findings: Findings) -> Loaded:
     """Names and files filled in, rules checked."""
     definition = replace(
         definition,
@@ -152,15 +144,15 @@ def _same_part(path: Path, part: Path) -> bool:
     return path[: len(part)] == part or part[: len(path)] == path
 
 
-def _named(steps: Sequence[Step]) -> tuple[Step, ...]:
+def _named(steps: Sequence[model.Step]) -> tuple[model.Step, ...]:
     """A step without a name is called by its kind and its place, counted from 1."""
     return tuple(
-        replace(step, name=f"{kind_of_step(step)}-{place}") if step.name == UNNAMED else step
+        replace(step, name=f"{kind_of_step(step)}-{place}") if step.name == model.UNNAMED else step
         for place, step in enumerate(steps, 1)
     )
 
 
-def _with_schemas(source: Source, directory: str, findings: Findings) -> Source:
+def _with_schemas(source: model.Source, directory: str, findings: Findings) -> model.Source:
     return replace(
         source,
         value=_with_schema(source.value, directory, ("source", "value"), findings),
@@ -172,8 +164,10 @@ def _with_schemas(source: Source, directory: str, findings: Findings) -> Source:
     )
 
 
-def _with_schema(decoding: Decoding | SchemaFile, directory: str, path: Path, findings: Findings) -> Decoding:
-    if isinstance(decoding, Decoding):
+def _with_schema(
+    decoding: model.Decoding | model.SchemaFile, directory: str, path: Path, findings: Findings
+) -> model.Decoding:
+    if isinstance(decoding, model.Decoding):
         return decoding
     if decoding.decoding.schema is not None:
         findings.add((*path, "schema_file"), "the schema is given already; keep 'schema' or 'schema_file'")

@@ -13,26 +13,11 @@ from typing import Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.spark_settings import changed
-from holdfast.pipeline.definition import model
+from holdfast.pipeline.definition import model, naming
+from holdfast.pipeline.definition import rules_shared as shared
 from holdfast.pipeline.definition.columns import RECORD_TIME, columns_of, conflicts
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
-from holdfast.pipeline.definition.naming import (
-    DEAD_LETTER_NAME,
-    NAME,
-    TOPIC,
-    dead_letter_of,
-    kind_of_sink,
-    kind_of_step,
-    resolve_path,
-)
 from holdfast.pipeline.definition.rules_rows import check_rows
-from holdfast.pipeline.definition.rules_shared import (
-    check_columns,
-    check_expressions,
-    check_password,
-    check_settings,
-    check_topic,
-)
 from holdfast.pipeline.definition.rules_steps import check_steps
 from holdfast.pipeline.definition.secrets import incomplete_references, is_reference
 from holdfast.pipeline.definition.streams import decodings_of
@@ -55,29 +40,29 @@ def check_rules(definition: model.PipelineDefinition) -> list[Finding]:
 
 
 def _names(definition: model.PipelineDefinition) -> Iterator[Finding]:
-    if NAME.fullmatch(definition.name) is None:
+    if naming.NAME.fullmatch(definition.name) is None:
         yield Finding(("pipeline",), _bad_name(definition.name))
     if not definition.sinks:
         yield Finding(("sinks",), "there is no sink; add one, such as '- parquet: out/rows'")
     steps = [
-        (step.name, ("steps", index, kind_of_step(step), "name"))
+        (step.name, ("steps", index, naming.kind_of_step(step), "name"))
         for index, step in enumerate(definition.steps)
     ]
     sinks = [
-        (sink.name, ("sinks", index, kind_of_sink(sink), "name"))
+        (sink.name, ("sinks", index, naming.kind_of_sink(sink), "name"))
         for index, sink in enumerate(definition.sinks)
     ]
     for what, named in (("step", steps), ("sink", sinks)):
         seen: dict[str, int] = {}
         for index, (name, path) in enumerate(named):
-            if NAME.fullmatch(name) is None:
+            if naming.NAME.fullmatch(name) is None:
                 yield Finding(path, _bad_name(name))
             elif name.lower() in seen:
                 other = f"{what}s[{seen[name.lower()]}]"
                 yield Finding(path, f"{other} is called {name!r} too; give this {what} a 'name' of its own")
             seen.setdefault(name.lower(), index)
     for name, path in sinks:
-        if name == DEAD_LETTER_NAME:
+        if name == naming.DEAD_LETTER_NAME:
             yield Finding(path, f"{name!r} is the name of the dead letter sink; choose another")
     for name, path in steps:
         if name == "parse":
@@ -94,15 +79,15 @@ def _bad_name(name: str) -> str:
 def _sinks(definition: model.PipelineDefinition) -> Iterator[Finding]:
     places: dict[tuple[str, ...], int] = {}
     for index, sink in enumerate(definition.sinks):
-        path: Path = ("sinks", index, kind_of_sink(sink))
+        path: Path = ("sinks", index, naming.kind_of_sink(sink))
         yield from _sink(sink, path)
         place = _place(definition, sink)
         if place in places:
             yield Finding(path, f"sinks[{places[place]}] writes to the same place; a sink's place is its own")
         places.setdefault(place, index)
     if definition.dead_letter is not None:
-        yield from check_topic(definition.dead_letter.topic, ("dead_letter", "topic"))
-        yield from check_settings(definition.dead_letter.settings, ("dead_letter", "settings"))
+        yield from shared.check_topic(definition.dead_letter.topic, ("dead_letter", "topic"))
+        yield from shared.check_settings(definition.dead_letter.settings, ("dead_letter", "settings"))
     yield from _spark(definition.spark)
 
 
@@ -117,7 +102,7 @@ def _spark(settings: Mapping[str, str]) -> Iterator[Finding]:
 def _sink(sink: model.SinkDefinition, path: Path) -> Iterator[Finding]:
     match sink:
         case model.ParquetSink() | model.DeltaSink():
-            yield from check_columns(sink.partition_by, (*path, "partition_by"))
+            yield from shared.check_columns(sink.partition_by, (*path, "partition_by"))
             remote = re.match(r"(?!file:)[a-z][a-z0-9+.-]*://", sink.path)
             if isinstance(sink, model.ParquetSink) and remote:
                 yield Finding(
@@ -141,14 +126,14 @@ def _sink(sink: model.SinkDefinition, path: Path) -> Iterator[Finding]:
                 )
             if sink.mode == "append" and sink.delete_when is not None:
                 yield Finding((*path, "delete_when"), "append deletes nothing; it needs 'mode: upsert'")
-            yield from check_columns(sink.key, (*path, "key"))
-            yield from check_expressions({"delete_when": sink.delete_when}, path)
-            yield from check_password(sink.url, (*path, "url"))
+            yield from shared.check_columns(sink.key, (*path, "key"))
+            yield from shared.check_expressions({"delete_when": sink.delete_when}, path)
+            yield from shared.check_password(sink.url, (*path, "url"))
         case model.KafkaSink():
-            yield from check_topic(sink.topic, (*path, "topic"))
-            yield from check_settings(sink.settings, (*path, "settings"))
-            yield from check_expressions({"key": sink.key, "value": sink.value}, path)
-            yield from check_expressions(dict(sink.headers), (*path, "headers"))
+            yield from shared.check_topic(sink.topic, (*path, "topic"))
+            yield from shared.check_settings(sink.settings, (*path, "settings"))
+            yield from shared.check_expressions({"key": sink.key, "value": sink.value}, path)
+            yield from shared.check_expressions(dict(sink.headers), (*path, "headers"))
             for name in sink.headers:
                 if name.startswith("hf-"):
                     message = "headers that start with 'hf-' are holdfast's own"
@@ -158,7 +143,7 @@ def _sink(sink: model.SinkDefinition, path: Path) -> Iterator[Finding]:
 def _place(definition: model.PipelineDefinition, sink: model.SinkDefinition) -> tuple[str, ...]:
     match sink:
         case model.ParquetSink() | model.DeltaSink():
-            return "path", resolve_path(definition, sink.path)
+            return "path", naming.resolve_path(definition, sink.path)
         case model.PostgresSink():
             return "table", sink.url, sink.schema_name, sink.table
         case model.KafkaSink():
@@ -183,7 +168,7 @@ def _topics_apart(definition: model.PipelineDefinition) -> Iterator[Finding]:
         for index, sink in enumerate(definition.sinks)
         if isinstance(sink, model.KafkaSink)
     ]
-    dead = dead_letter_of(definition)
+    dead = naming.dead_letter_of(definition)
     dead_path: Path = ("dead_letter", "topic") if definition.dead_letter else ("source",)
     dead_letter = _Topic(dead.topic, dead.bootstrap, dead_path)
     for each in (*written, dead_letter):
@@ -208,7 +193,7 @@ def _source(source: model.Source) -> Iterator[Finding]:
     seen: set[str] = set()
     for index, topic in enumerate(source.topics):
         path: Path = ("source", "topics", index)
-        if not is_reference(topic) and (TOPIC.fullmatch(topic) is None or topic in (".", "..")):
+        if not is_reference(topic) and (naming.TOPIC.fullmatch(topic) is None or topic in (".", "..")):
             hint = "; for several topics by a regular expression use 'pattern'" if "*" in topic else ""
             yield Finding(path, f"{topic!r} cannot be a topic's name{hint}")
         elif topic in seen:
@@ -220,7 +205,7 @@ def _source(source: model.Source) -> Iterator[Finding]:
         except re.error as error:
             yield Finding(("source", "pattern"), f"this is no regular expression: {error}")
     yield from _starting(source.starting)
-    yield from check_settings(source.settings, ("source", "settings"))
+    yield from shared.check_settings(source.settings, ("source", "settings"))
     yield from _decoding(source.value, ("source", "value"))
     for topic, decoding in source.values.items():
         yield from _decoding(decoding, ("source", "values", topic))

@@ -34,18 +34,10 @@ from deltalake.transaction import RemoveAction
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.positions import to_text
+from holdfast.pipeline.sinks import parquet
 from holdfast.pipeline.sinks.base import SinkError
 from holdfast.pipeline.sinks.delta import COMMIT_TRIES, DeltaSinkWriter
 from holdfast.pipeline.sinks.files import explained
-from holdfast.pipeline.sinks.parquet import (
-    CONTROL,
-    ENTRIES,
-    LEDGER,
-    SCHEMA,
-    ParquetSinkWriter,
-    ParquetStore,
-    batch_directory,
-)
 from holdfast.pipeline.sinks.writing import ROW_GROUP_ROWS, FileSet, FileWriter, WrittenFile, lineage_of
 
 OURS = re.compile(r"part-[0-9a-f]{32}\.parquet")
@@ -79,7 +71,7 @@ def compact(definition: PipelineDefinition, *, sink: str | None = None) -> list[
         if sink is not None and each.name != sink:
             continue
         if isinstance(each, ParquetSink):
-            store = ParquetSinkWriter(each, definition.name, definition.directory).store
+            store = parquet.ParquetSinkWriter(each, definition.name, definition.directory).store
             found = compact_parquet(store, each)
         elif isinstance(each, DeltaSink):
             found = compact_delta(definition, each)
@@ -92,7 +84,7 @@ def compact(definition: PipelineDefinition, *, sink: str | None = None) -> list[
     return done
 
 
-def compact_parquet(store: ParquetStore, definition: ParquetSink) -> Compacted | None:
+def compact_parquet(store: parquet.ParquetStore, definition: ParquetSink) -> Compacted | None:
     """Merge the small batches of a Parquet sink; None when there is nothing to merge."""
     if not store.path:
         raise SinkError(f"sink {store.name!r}: {definition.path} is not on this machine")
@@ -111,12 +103,12 @@ def compact_parquet(store: ParquetStore, definition: ParquetSink) -> Compacted |
         held.release()
 
 
-def _aside(store: ParquetStore) -> str:
+def _aside(store: parquet.ParquetStore) -> str:
     parent, name = os.path.split(store.path)
     return os.path.join(parent, f".{name}.compact-")
 
 
-def _sweep(store: ParquetStore) -> None:
+def _sweep(store: parquet.ParquetStore) -> None:
     """Remove what a run that was cut short left beside the table; the lock is ours, so nobody uses it."""
     parent, prefix = os.path.split(_aside(store))
     for name in os.listdir(parent):
@@ -124,7 +116,7 @@ def _sweep(store: ParquetStore) -> None:
             store.disk.remove_tree(os.path.join(parent, name))
 
 
-def runs_of_small(store: ParquetStore, file_bytes: int) -> Iterator[list[int]]:
+def runs_of_small(store: parquet.ParquetStore, file_bytes: int) -> Iterator[list[int]]:
     """Runs of two or more neighbouring batches with small files, on one side of a reset."""
     forgotten = store.forgotten()
     runs = groupby(store.numbers(), lambda number: (_is_small(store, number, file_bytes), number < forgotten))
@@ -134,19 +126,19 @@ def runs_of_small(store: ParquetStore, file_bytes: int) -> Iterator[list[int]]:
             yield run
 
 
-def _is_small(store: ParquetStore, number: int, file_bytes: int) -> bool:
+def _is_small(store: parquet.ParquetStore, number: int, file_bytes: int) -> bool:
     sizes = [store.disk.size(path) for path in store.data_files(number)]
     return not sizes or sum(sizes) / len(sizes) < SMALL * file_bytes
 
 
-def _rebuild(store: ParquetStore, definition: ParquetSink, runs: list[list[int]]) -> Compacted:
+def _rebuild(store: parquet.ParquetStore, definition: ParquetSink, runs: list[list[int]]) -> Compacted:
     new = _aside(store) + uuid.uuid4().hex
     merged = {number for run in runs for number in run}
     before = sum(len(store.data_files(number)) for number in merged)
-    _link(store, new, {batch_directory(number) for number in merged})
+    _link(store, new, {parquet.batch_directory(number) for number in merged})
     files: list[WrittenFile] = []
     for run in runs:
-        files += _merge(store, definition, run, os.path.join(new, batch_directory(run[-1])))
+        files += _merge(store, definition, run, os.path.join(new, parquet.batch_directory(run[-1])))
     store.disk.flush_tree(new)
     store.disk.exchange(new, store.path)
     store.disk.flush_directory(os.path.dirname(store.path))
@@ -154,9 +146,9 @@ def _rebuild(store: ParquetStore, definition: ParquetSink, runs: list[list[int]]
     return Compacted(store.name, len(merged), before, len(files), sum(file.rows for file in files))
 
 
-def _link(store: ParquetStore, new: str, left_out: set[str]) -> None:
+def _link(store: parquet.ParquetStore, new: str, left_out: set[str]) -> None:
     """Everything of the table that is not merged, in a new directory, by other names for the same files."""
-    passing = {os.path.join(CONTROL, "scratch"), os.path.join(CONTROL, "aside")}
+    passing = {os.path.join(parquet.CONTROL, "scratch"), os.path.join(parquet.CONTROL, "aside")}
     for directory, folders, names in os.walk(store.path):
         below = os.path.relpath(directory, store.path)
         target = os.path.normpath(os.path.join(new, below))
@@ -169,13 +161,15 @@ def _link(store: ParquetStore, new: str, left_out: set[str]) -> None:
             os.link(os.path.join(directory, name), os.path.join(target, name), follow_symlinks=False)
 
 
-def _merge(store: ParquetStore, definition: ParquetSink, run: list[int], target: str) -> list[WrittenFile]:
+def _merge(
+    store: parquet.ParquetStore, definition: ParquetSink, run: list[int], target: str
+) -> list[WrittenFile]:
     """One directory with the rows and the entries of a run of batches."""
     disk = store.disk
     os.mkdir(target)
     folders: dict[str, list[str]] = {}
     for number in run:
-        root = os.path.join(store.path, batch_directory(number))
+        root = os.path.join(store.path, parquet.batch_directory(number))
         for path in store.data_files(number):
             folders.setdefault(os.path.dirname(os.path.relpath(path, root)), []).append(path)
     written: list[WrittenFile] = []
@@ -187,11 +181,11 @@ def _merge(store: ParquetStore, definition: ParquetSink, run: list[int], target:
         written += _compared(store.name, paths, files)
     entries = [entry for number in run for entry in store.entries_of(number)]
     lines = "".join(to_text(entry.as_json()) + "\n" for entry in entries)
-    disk.write(os.path.join(target, ENTRIES), lines.encode())
-    disk.write(os.path.join(target, LEDGER), to_text(entries[-1].as_json()).encode())
+    disk.write(os.path.join(target, parquet.ENTRIES), lines.encode())
+    disk.write(os.path.join(target, parquet.LEDGER), to_text(entries[-1].as_json()).encode())
     schema = store.held_schema(run[-1])
     if schema is not None:
-        disk.write(os.path.join(target, SCHEMA), schema.encode())
+        disk.write(os.path.join(target, parquet.SCHEMA), schema.encode())
     return written
 
 
