@@ -142,29 +142,17 @@ class Schema:
 
     def unknown(self, cells: Cells) -> pa.Array:
         """The texts of what the fields leave over of each row that is decided, null where that is nothing."""
-        document = cells.document
-        rows = len(cells)
-        offsets = np.empty(rows + 1, np.int32)
-        valid = np.zeros(rows, np.uint8)
-        bad = np.zeros(rows, np.uint8)
-        places = (
+        document, machine = cells.document, cells.document.machine
+        rows = (
             document.base,
-            rows,
+            len(cells),
             cells.begins.ctypes.data,
             cells.ends.ctypes.data,
             document.marks.ctypes.data,
             self._table.ctypes.data,
             len(self.fields),
-            offsets.ctypes.data,
-            valid.ctypes.data,
         )
-        total = document.machine.measure_unknown(*places, bad.ctypes.data)
-        content = np.empty(total, np.uint8)
-        if total:
-            document.machine.gather_unknown(*places, content.ctypes.data)
-        cells.undecided(bad != 0)
-        buffers = [packed(valid), pa.py_buffer(offsets), pa.py_buffer(content)]
-        return pa.Array.from_buffers(pa.string(), rows, buffers)
+        return _texts(cells, rows, machine.measure_unknown, machine.gather_unknown, pa.string())
 
 
 Reader = Callable[[Cells], pa.Array]
@@ -232,15 +220,20 @@ def _booleans(cells: Cells) -> pa.Array:
 
 
 def _texts(
-    cells: Cells, measure: Callable[..., int], gather: Callable[..., int], kind: pa.DataType
+    cells: Cells,
+    places: tuple[int, ...],
+    measure: Callable[..., int],
+    gather: Callable[..., int],
+    kind: pa.DataType,
 ) -> pa.Array:
+    """Strings or binary of these places: `measure` tells where each ends, `gather` writes them."""
     offsets = np.empty(len(cells) + 1, np.int32)
     valid = np.zeros(len(cells), np.uint8)
     bad = np.zeros(len(cells), np.uint8)
-    total = measure(*cells.places, offsets.ctypes.data, valid.ctypes.data, bad.ctypes.data)
+    total = measure(*places, offsets.ctypes.data, valid.ctypes.data, bad.ctypes.data)
     cells.undecided(bad != 0)
     content = np.empty(total, np.uint8)
-    gather(*cells.places, offsets.ctypes.data, content.ctypes.data)
+    gather(*places, offsets.ctypes.data, content.ctypes.data)
     buffers = [packed(valid), pa.py_buffer(offsets), pa.py_buffer(content)]
     return pa.Array.from_buffers(kind, len(cells), buffers)
 
@@ -248,12 +241,12 @@ def _texts(
 def gathered(cells: Cells, kind: pa.DataType) -> pa.Array:
     """The slices themselves, as strings or binary."""
     machine = cells.document.machine
-    return _texts(cells, machine.measure_strings, machine.gather_strings, kind)
+    return _texts(cells, cells.places, machine.measure_strings, machine.gather_strings, kind)
 
 
 def _binaries(cells: Cells) -> pa.Array:
     machine = cells.document.machine
-    return _texts(cells, machine.measure_base64, machine.gather_base64, pa.binary())
+    return _texts(cells, cells.places, machine.measure_base64, machine.gather_base64, pa.binary())
 
 
 def _numbers(cells: Cells) -> tuple[_Output, Ints]:

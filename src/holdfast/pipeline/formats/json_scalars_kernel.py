@@ -482,10 +482,11 @@ def measure_unknown(base, rows, begins, ends, marks, names, fields, offsets, val
     return total
 
 
-def gather_unknown(base, rows, begins, ends, _kinds, names, fields, offsets, valid, target):  # type: ignore[no-untyped-def]
+def gather_unknown(base, rows, begins, ends, _marks, names, fields, offsets, target):  # type: ignore[no-untyped-def]
     """Write the texts that were measured."""
     for row in range(rows):
-        if load_byte(valid + row) == 1:
+        place, place_end = bounds(target, offsets, offsets + 4, row)
+        if place < place_end:
             position, end = bounds(base, begins, ends, row)
-            write_members(position, end, names, fields, target + load_uint32(offsets + row * 4), True)
+            write_members(position, end, names, fields, place, True)
     return 0

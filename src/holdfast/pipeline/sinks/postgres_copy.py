@@ -39,6 +39,9 @@ ENCODING = "UTF8"
 """In which rows are copied, whatever the database keeps text in: the server converts, or rejects the row."""
 REPORT = "attempt long, rows long, digest string"
 REJECTED_REPORT = "topic string, partition int, offset long, why string"
+REJECTED = pa.schema(
+    {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "why": pa.string()}
+)
 COLUMN = re.compile(r"COPY [^\n]*, line \d+, column ([^:\n]+)")
 """Of what the server says about where a copy has stopped."""
 OF_ROWS = (psycopg.DataError, psycopg.errors.NotNullViolation)
@@ -127,14 +130,7 @@ def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -
         for batch in batches:
             if batch.num_rows:
                 look(connection, batch)
-    yield pa.record_batch(
-        {
-            "topic": pa.array([place["topic"] for place, _ in found], pa.string()),
-            "partition": pa.array([place["partition"] for place, _ in found], pa.int32()),
-            "offset": pa.array([place["offset"] for place, _ in found], pa.int64()),
-            "why": pa.array([why for _, why in found], pa.string()),
-        }
-    )
+    yield pa.RecordBatch.from_pylist([{**place, "why": why} for place, why in found], schema=REJECTED)
 
 
 def _where(error: psycopg.Error, row: pa.RecordBatch) -> str:
