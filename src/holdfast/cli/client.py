@@ -75,19 +75,6 @@ class Connection:
     fatal_error: KafkaError | None = None
     """Set when the client can do nothing more: an idempotent producer whose guarantees no longer hold."""
 
-    @classmethod
-    def from_flags(
-        cls,
-        bootstrap_server: str,
-        connect_timeout_ms: int,
-        config_path: str | None,
-        properties: Mapping[str, str] | None = None,
-    ) -> Connection:
-        given = read_properties(config_path) if config_path else {}
-        given |= properties or {}
-        given.pop("bootstrap.servers", None)
-        return cls(bootstrap_server, connect_timeout_ms, translate(given))
-
     @property
     def needs_librdkafka(self) -> bool:
         """Whether our own client lacks what the settings ask for: Kerberos, OAUTHBEARER, a PKCS#12 key store."""

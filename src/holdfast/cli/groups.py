@@ -36,7 +36,6 @@ from holdfast.cli.groups_reset import (
     read_plans,
 )
 from holdfast.cli.options import (
-    SERVER,
     CommandGroup,
     OptionalValues,
     OutputOption,
@@ -53,14 +52,24 @@ app = CommandGroup(
     help="List, describe and delete consumer groups, and reset their committed offsets.",
 )
 
-DEFAULT_TIMEOUT_MS = 30_000
-
 GroupNames = Annotated[list[str] | None, option("ID", "The group; may be repeated.")]
 AllGroups = Annotated[bool, flag("Every group.")]
 Topics = Annotated[
     list[str] | None, option("NAME[:0,1]", "A topic, or some of its partitions; may be repeated.")
 ]
-TimeoutMs = Annotated[int, option("MS", "How long a request to the cluster may take.", "--timeout", min=1)]
+
+
+@dataclass(frozen=True)
+class GroupServer(ServerFlags):
+    """Which cluster is asked about groups, and for how long."""
+
+    timeout: Annotated[int, option("MS", "How long a request to the cluster may take.", min=1)] = 30_000
+
+    def admin(self) -> GroupAdmin:
+        return GroupAdmin(self.connect(), self.timeout)
+
+
+GROUPS: Final = GroupServer()
 
 
 class _ListCommand(OptionalValues):
@@ -79,17 +88,15 @@ def list_groups(
     type_: Annotated[
         str | None, option("[TYPES]", "Show the type; given some, only groups of those.", "--type")
     ] = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    server: ServerFlags = SERVER,
+    server: GroupServer = GROUPS,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List groups, one name per line; with --state or --type a table."""
     states = _choices(state, STATE_NAMES, "--state")
     types = _choices(type_, TYPE_NAMES, "--type")
-    connection = server.connect()
     found = [
         each
-        for each in GroupAdmin(connection, timeout_ms).listings()
+        for each in server.admin().listings()
         if (not states or each.state in states) and (not types or each.type in types)
     ]
     documents = [each._asdict() for each in found]
@@ -125,15 +132,14 @@ def describe(
     members: Annotated[bool, flag("The members and what they own.")] = False,
     state: Annotated[bool, flag("State, coordinator and number of members.")] = False,
     verbose: Annotated[bool, flag("More columns: epochs, and assignments of members.")] = False,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    server: ServerFlags = SERVER,
+    server: GroupServer = GROUPS,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show groups: the committed offsets and lag of every partition, or their members, or their state."""
     if offsets + members + state > 1:
         raise UsageError("choose one of --offsets, --members, --state")
     _check_chosen(group, all_groups)
-    admin = GroupAdmin(server.connect(), timeout_ms)
+    admin = server.admin()
     names = admin.names() if all_groups else group or []
     found = admin.describe(names, with_epochs=verbose or output is Output.JSON)
     present = [each for each in found.values() if each is not None]
@@ -243,8 +249,7 @@ def reset_offsets(
     dry_run: Annotated[bool, flag("Only show the plan; the default.")] = False,
     execute: Annotated[bool, flag("Carry the plan out.")] = False,
     export: Annotated[bool, flag("Print the plan as CSV for --from-file.")] = False,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    server: ServerFlags = SERVER,
+    server: GroupServer = GROUPS,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Reset the committed offsets of groups without active members. Without --execute the plan is only shown."""
@@ -256,7 +261,7 @@ def reset_offsets(
     _check_scope(group, all_groups, topic, all_topics, goal.from_file)
     topics = parse_topics(topic or [])
     plans = None if goal.from_file is None else read_plans(goal.from_file, group or [])
-    admin = GroupAdmin(server.connect(), timeout_ms)
+    admin = server.admin()
     names = admin.names() if all_groups else list(dict.fromkeys(group or plans or ()))
     if plans is not None and (others := sorted(plans.keys() - set(names))):
         complain(f"{goal.from_file} also has offsets for {', '.join(others)}, which were not asked for")
@@ -297,13 +302,12 @@ def _check_scope(
 def delete(
     group: GroupNames = None,
     all_groups: AllGroups = False,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    server: ServerFlags = SERVER,
+    server: GroupServer = GROUPS,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Delete groups without active members, and with them their committed offsets."""
     _check_chosen(group, all_groups)
-    admin = GroupAdmin(server.connect(), timeout_ms)
+    admin = server.admin()
     names = admin.names() if all_groups else list(dict.fromkeys(group or []))
     outcomes = admin.delete(names) if names else {}
     for name, error in outcomes.items():
@@ -331,13 +335,12 @@ def _outcome(name: str, error: KafkaError | None) -> dict[str, Any]:
 def delete_offsets(
     group: Annotated[str, option("ID", "The group.")],
     topic: Annotated[list[str], option("NAME[:0,1]", "A topic, or some of its partitions; may be repeated.")],
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    server: ServerFlags = SERVER,
+    server: GroupServer = GROUPS,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Delete the committed offsets of a group for topics that none of its members is subscribed to."""
     topics = parse_topics(topic)
-    admin = GroupAdmin(server.connect(), timeout_ms)
+    admin = server.admin()
     outcomes = admin.delete_offsets(group, places_to_delete(admin, group, topics))
     for refused in filter(None, outcomes.values()):
         complain(str(refused))

@@ -165,7 +165,7 @@ def state_as_json(group: Group) -> dict[str, Any]:
 
 def print_resets(resets: Sequence[Reset]) -> None:
     rows = [
-        (each.group, move.place[0], str(move.place[1]), str(move.new_offset), _text(move.old_offset))
+        (each.group, move.topic, move.partition, move.new_offset, _text(move.old_offset))
         for each in resets
         for move in each.moves
         if move.error is None
@@ -179,7 +179,7 @@ def export_resets(resets: Sequence[Reset], *, with_group: bool) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     for each in resets:
         for move in each.moves:
-            row = (*move.place, move.new_offset)
+            row = (move.topic, move.partition, move.new_offset)
             writer.writerow((each.group, *row) if with_group else row)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka.admin import OffsetSpec
 
@@ -165,11 +165,11 @@ def places_to_delete(admin: GroupAdmin, group: str, topics: Mapping[str, list[in
     return sorted(places)
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """One committed offset: where it was, where it goes or went."""
 
-    place: Place
+    topic: str
+    partition: int
     old_offset: int | None
     new_offset: int
     error: str | None = None
@@ -186,16 +186,7 @@ class Reset:
     def as_json(self) -> dict[str, Any]:
         return {
             "group": self.group,
-            "offsets": [
-                {
-                    "topic": move.place[0],
-                    "partition": move.place[1],
-                    "old_offset": move.old_offset,
-                    "new_offset": move.new_offset,
-                    "error": move.error,
-                }
-                for move in self.moves
-            ],
+            "offsets": [move._asdict() for move in self.moves],
             "error": self.error,
         }
 
@@ -237,7 +228,7 @@ class Planner:
             if refused is not None:
                 complain(f"group '{name}', {_name(place)}: {describe_error(refused, place[0])}")
             old = offsets[place].offset if place in offsets else None
-            moves.append(Move(place, old, offset, None if refused is None else refused.name()))
+            moves.append(Move(*place, old, offset, None if refused is None else refused.name()))
         failed = any(move.error for move in moves)
         return Reset(name, tuple(moves), "some committed offsets could not be reset" if failed else None)
 

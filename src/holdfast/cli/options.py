@@ -50,9 +50,6 @@ def flag(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text)
 
 
-BootstrapServerOption: TypeAlias = Annotated[
-    str, option("HOST:PORT,…", "The broker or brokers to ask first.", envvar="HOLDFAST_BOOTSTRAP_SERVER")
-]
 CommandConfigOption: TypeAlias = Annotated[
     str | None, option("FILE", "A properties file for the client (security, time-outs…).")
 ]
@@ -66,17 +63,20 @@ OutputOption: TypeAlias = Annotated[Output, choice("For people (table) or for pr
 class ServerFlags:
     """Which cluster a command asks, and how it connects."""
 
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER
+    bootstrap_server: Annotated[
+        str, option("HOST:PORT,…", "The broker or brokers to ask first.", envvar="HOLDFAST_BOOTSTRAP_SERVER")
+    ] = DEFAULT_BOOTSTRAP_SERVER
     command_config: CommandConfigOption = None
     connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS
 
     def connect(self, properties: Mapping[str, str] | None = None) -> Connection:
         """`properties` are settings of the client that win over the file's."""
-        from holdfast.cli.client import Connection
+        from holdfast.cli.client import Connection, read_properties, translate
 
-        return Connection.from_flags(
-            self.bootstrap_server, self.connect_timeout_ms, self.command_config, properties
-        )
+        given = read_properties(self.command_config) if self.command_config else {}
+        given |= properties or {}
+        given.pop("bootstrap.servers", None)
+        return Connection(self.bootstrap_server, self.connect_timeout_ms, translate(given))
 
 
 SERVER: Final = ServerFlags()

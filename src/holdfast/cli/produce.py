@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 from confluent_kafka import Producer
 from typer.exceptions import Exit
 
-from holdfast.cli.client import Connection, no_such_topic, parse_assignments, read_properties, whole_number
+from holdfast.cli.client import no_such_topic, parse_assignments, read_properties, whole_number
 from holdfast.cli.exits import Interrupts, complain
 from holdfast.cli.formats import LineFormat
 from holdfast.cli.options import CommandGroup, OutputOption, ServerFlags, examples, flag, option
@@ -143,18 +143,7 @@ def produce(
     producer = connection.make(Producer, defaults)
     if topic not in connection.reach(producer).topics:
         raise no_such_topic(topic)
-    raise Exit(_run(producer, connection, line_format, topic, defaults, sync, output))
 
-
-def _run(
-    producer: Producer,
-    connection: Connection,
-    line_format: LineFormat,
-    topic: str,
-    defaults: dict[str, Any],
-    sync: bool,
-    output: Output,
-) -> ExitCode:
     def report(line_number: int, name: str, message: str) -> None:
         complain(f"line {line_number} was not delivered to '{topic}': {message}")
         if output is Output.JSON:
@@ -174,5 +163,6 @@ def _run(
     if output is Output.JSON:
         sys.stdout.write(json_line(deliveries.as_json()))
     if interrupts.count:
-        return ExitCode.INTERRUPTED
-    return ExitCode.FINDINGS if deliveries.failed or connection.fatal_error is not None else ExitCode.FINE
+        raise Exit(ExitCode.INTERRUPTED)
+    if deliveries.failed or connection.fatal_error is not None:
+        raise Exit(ExitCode.FINDINGS)

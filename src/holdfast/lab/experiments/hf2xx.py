@@ -140,6 +140,15 @@ def plain(cluster: ApacheCluster, settings: dict[str, Any] | None = None) -> Pro
     return Producer({"bootstrap.servers": cluster.bootstrap_servers, **QUIET, **(settings or {})})
 
 
+def replicated(
+    lab: Lab, settings: dict[str, str], replicas: list[int] | None = None
+) -> tuple[ApacheCluster, str]:
+    """Three brokers, and a topic that the second leads."""
+    cluster = lab.engines.cluster()
+    topic = cluster.create_topic(lab.name("orders"), leader=LEADER, replicas=replicas, config=settings)
+    return cluster, topic
+
+
 def send_all(lab: Lab, producer: Producer, topic: str, ids: Iterable[str]) -> None:
     """One by one, each until something is said about it."""
     for message in ids:
@@ -178,10 +187,7 @@ def read_back(lab: Lab, cluster: ApacheCluster, topic: str, replicas: set[int] |
 
 
 def hf201(lab: Lab, replicas: list[int]) -> None:
-    cluster = lab.engines.cluster()
-    topic = cluster.create_topic(
-        lab.name("orders"), leader=LEADER, replicas=replicas, config={"min.insync.replicas": "1"}
-    )
+    cluster, topic = replicated(lab, {"min.insync.replicas": "1"}, replicas)
     lab.plan(DISK_LOST, successes=3)
     send_all(lab, plain(cluster, {"acks": "all"}), topic, some(lab))
     cluster.kill(LEADER)
@@ -204,10 +210,7 @@ def hf201(lab: Lab, replicas: list[int]) -> None:
 
 
 def hf202(lab: Lab, minimum: int) -> None:
-    cluster = lab.engines.cluster()
-    topic = cluster.create_topic(
-        lab.name("orders"), leader=LEADER, config={"min.insync.replicas": str(minimum)}
-    )
+    cluster, topic = replicated(lab, {"min.insync.replicas": str(minimum)})
     lab.plan(ALONE, successes=1)
     lab.plan(DISK_LOST)
     with OurProducer(cluster.bootstrap_servers, config=PATIENT) as producer:
@@ -240,10 +243,7 @@ def hf202(lab: Lab, minimum: int) -> None:
 
 
 def hf203(lab: Lab, minimum: int) -> None:
-    cluster = lab.engines.cluster()
-    topic = cluster.create_topic(
-        lab.name("orders"), leader=LEADER, config={"min.insync.replicas": str(minimum)}
-    )
+    cluster, topic = replicated(lab, {"min.insync.replicas": str(minimum)})
     lab.plan(ONE_DOWN, successes=1)
     producer = plain(cluster, {"acks": "all", "message.timeout.ms": 4000})
     send_all(lab, producer, topic, ["before"])
@@ -265,9 +265,7 @@ def hf203(lab: Lab, minimum: int) -> None:
 
 
 def hf204(lab: Lab, *, unclean: bool) -> None:
-    cluster = lab.engines.cluster()
-    settings = {"unclean.leader.election.enable": str(unclean).lower()}
-    topic = cluster.create_topic(lab.name("orders"), leader=LEADER, config=settings)
+    cluster, topic = replicated(lab, {"unclean.leader.election.enable": str(unclean).lower()})
     lab.plan(UNCLEAN, successes=1)
     producer = plain(cluster, {"acks": "all"})
     send_all(lab, producer, topic, ["before"])
@@ -293,13 +291,7 @@ OTHERS: Final = (*FOLLOWERS, CONTROLLER)
 
 def hf102_replicated(lab: Lab, acks: str) -> None:
     """The leader is cut off from the others, its clients reach it, and it dies."""
-    cluster = lab.split_cluster()
-    topic = cluster.create_topic(lab.name("orders"), leader=LEADER)
-    lab.plan(LEADER_KILLED, successes=1)
-    producer = plain(cluster, reaching(acks))
-    send_all(lab, producer, topic, ["before"])
-    await_copies(cluster, topic)
-    cluster.partition([LEADER], OTHERS)
+    cluster, topic, producer = cut_off(lab, LEADER_KILLED, acks)
     send_to_a_leader_alone(lab, producer, topic)
     cluster.kill(LEADER)
     lab.fault(LEADER_KILLED)
@@ -310,9 +302,20 @@ def hf102_replicated(lab: Lab, acks: str) -> None:
     read_back(lab, cluster, topic)
 
 
-def reaching(acks: str) -> dict[str, Any]:
-    """A producer that stays with the leader it knows, as long as that one answers."""
-    return {"acks": acks, "enable.idempotence": acks == "all", "message.timeout.ms": 120_000}
+def cut_off(lab: Lab, fault: str, acks: str) -> tuple[ApacheCluster, str, Producer]:
+    """A leader that only its clients reach, after a first message that all replicas have.
+
+    The producer stays with the leader it knows, as long as that one answers.
+    """
+    cluster = lab.split_cluster()
+    topic = cluster.create_topic(lab.name("orders"), leader=LEADER)
+    lab.plan(fault, successes=1)
+    settings = {"acks": acks, "enable.idempotence": acks == "all", "message.timeout.ms": 120_000}
+    producer = plain(cluster, settings)
+    send_all(lab, producer, topic, ["before"])
+    await_copies(cluster, topic)
+    cluster.partition([LEADER], OTHERS)
+    return cluster, topic, producer
 
 
 def send_to_a_leader_alone(lab: Lab, producer: Producer, topic: str) -> None:
@@ -327,13 +330,7 @@ def send_to_a_leader_alone(lab: Lab, producer: Producer, topic: str) -> None:
 
 def hf209(lab: Lab, acks: str) -> None:
     """The others miss the leader and elect another. It does not know, and its producer does not either."""
-    cluster = lab.split_cluster()
-    topic = cluster.create_topic(lab.name("orders"), leader=LEADER)
-    lab.plan(CUT_OFF, successes=1)
-    producer = plain(cluster, reaching(acks))
-    send_all(lab, producer, topic, ["before"])
-    await_copies(cluster, topic)
-    cluster.partition([LEADER], OTHERS)
+    cluster, topic, producer = cut_off(lab, CUT_OFF, acks)
     await_leader(cluster, topic, FOLLOWERS)
     lab.fault(CUT_OFF)
     send_to_a_leader_alone(lab, producer, topic)

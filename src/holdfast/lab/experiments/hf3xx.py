@@ -28,12 +28,14 @@ BROKER_KILLED: Final = "the broker is killed"
 COUNT: Final = 10
 
 
-def filled(lab: Lab, partitions: int = 1) -> str:
+def filled(lab: Lab, fault: str, partitions: int = 1) -> tuple[str, str]:
+    """A topic that is filled and a group to read it; the fault is planned."""
+    lab.plan(fault, successes=COUNT)
     topic = lab.topic(partitions=partitions)
     for partition in range(partitions):
         prefix = "" if partitions == 1 else f"{partition}."
         lab.write(lab.scene, topic, [f"{prefix}{number}" for number in numbers(0, COUNT)], partition)
-    return topic
+    return topic, lab.name("group")
 
 
 def finish(lab: Lab, group: str, topic: str, partitions: int = 1, actor: str = "successor") -> None:
@@ -117,8 +119,7 @@ Consumer(
 
 
 def hf301(lab: Lab, *, by_time: bool) -> None:
-    topic, group = filled(lab), lab.name("group")
-    lab.plan(MEMBER_KILLED, successes=COUNT)
+    topic, group = filled(lab, MEMBER_KILLED)
     done = lab.random.randint(1, COUNT - 1)
     if by_time:
         program, committed = member(lab, PLAIN_BY_TIME, topic, group, str(done)), COUNT
@@ -155,8 +156,7 @@ with ThreadPoolExecutor(4) as pool:
 
 
 def hf302_unsafe(lab: Lab) -> None:
-    topic, group = filled(lab), lab.name("group")
-    lab.plan(MEMBER_KILLED, successes=COUNT)
+    topic, group = filled(lab, MEMBER_KILLED)
     stuck = str(lab.random.randrange(COUNT - 1))
     program = member(lab, PLAIN_THREADS, topic, group, stuck)
     program.says(f"handled {COUNT - 1}")
@@ -166,8 +166,7 @@ def hf302_unsafe(lab: Lab) -> None:
 
 
 def hf302_safe(lab: Lab) -> None:
-    topic, group = filled(lab, partitions=2), lab.name("group")
-    lab.plan(MEMBER_KILLED, successes=COUNT)
+    topic, group = filled(lab, MEMBER_KILLED, partitions=2)
     stuck = lab.random.randrange(COUNT - 1)
     program = member(lab, OURS_AT_WORK, topic, group, "4", "none", f"0.{stuck}")
     handled = lab.recorder
@@ -186,8 +185,7 @@ def hf302_safe(lab: Lab) -> None:
 
 
 def hf303_unsafe(lab: Lab) -> None:
-    topic, group = filled(lab), lab.name("group")
-    lab.plan("a handler fails once", successes=COUNT)
+    topic, group = filled(lab, "a handler fails once")
     failing = str(lab.random.randrange(COUNT - 1))
     consumer = lab.scene.consumer(group)
     consumer.subscribe([topic])
@@ -203,8 +201,7 @@ def hf303_unsafe(lab: Lab) -> None:
 
 
 def hf303_safe(lab: Lab) -> None:
-    topic, group = filled(lab), lab.name("group")
-    lab.plan("a handler fails once", successes=COUNT)
+    topic, group = filled(lab, "a handler fails once")
     failing = str(lab.random.randrange(COUNT - 1))
     options: dict[str, Any] = {"group": group, "topics": [topic], "workers": 4, "order": "none"}
     first = Consumer(
@@ -352,8 +349,7 @@ POISON: Final = "a message that no handler can take"
 
 
 def hf306_unsafe(lab: Lab) -> None:
-    topic, group = filled(lab), lab.name("group")
-    lab.plan(POISON, successes=COUNT)
+    topic, group = filled(lab, POISON)
     poison = str(lab.random.randrange(COUNT - 1))
     consumer = lab.scene.consumer(group)
     consumer.subscribe([topic])
@@ -368,9 +364,8 @@ def hf306_unsafe(lab: Lab) -> None:
 
 
 def hf306_safe(lab: Lab) -> None:
-    topic, group = filled(lab), lab.name("group")
+    topic, group = filled(lab, POISON)
     dead_letters = lab.scene.create_topic(f"{topic}-dlt")
-    lab.plan(POISON, successes=COUNT)
     poison = str(lab.random.randrange(COUNT - 1))
     consumer = Consumer(
         lab.scene.bootstrap_servers,
@@ -416,8 +411,7 @@ EARLIEST: Final = {"auto.offset.reset": "earliest", "enable.auto.commit": False,
 
 
 def hf309_unsafe(lab: Lab) -> None:
-    topic, group = filled(lab), lab.name("group")
-    lab.plan(BROKER_KILLED, successes=COUNT)
+    topic, group = filled(lab, BROKER_KILLED)
     address = {"bootstrap.servers": lab.scene.bootstrap_servers, "group.id": group}
     settings = {**address, **EARLIEST, **SHORT_SESSION}
     program = subprocess.Popen(
@@ -444,8 +438,7 @@ def hf309_unsafe(lab: Lab) -> None:
 
 
 def hf309_safe(lab: Lab) -> None:
-    topic, group = filled(lab), lab.name("group")
-    lab.plan(BROKER_KILLED, successes=COUNT)
+    topic, group = filled(lab, BROKER_KILLED)
     consumer = Consumer(
         lab.scene.bootstrap_servers,
         group=group,

@@ -137,6 +137,14 @@ class Job:
         raise NotComeAbout(f"the job went on: {why}")
 
 
+def begun(lab: Lab, fault: str | None = None, successes: int = 5) -> Job:
+    """A job whose topic has five orders, and what must come about."""
+    job = Job(lab)
+    lab.plan(fault, successes=successes)
+    job.orders(range(5))
+    return job
+
+
 def fails(work: Callable[[], object], words: str) -> None:
     try:
         work()
@@ -162,9 +170,7 @@ def _expire(job: Job, before: int) -> None:
 
 
 def hf401_unsafe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(EXPIRED, successes=5)
-    job.orders(range(5))
+    job = begun(lab, EXPIRED)
     job.scene.query(job.scene.orders(failOnDataLoss="false"))
     job.orders(range(5, 20))
     _expire(job, 12)
@@ -175,10 +181,8 @@ def hf401_unsafe(lab: Lab) -> None:
 
 
 def hf401_safe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(EXPIRED, successes=5)
+    job = begun(lab, EXPIRED)
     lab.plan("it stops and names the range")
-    job.orders(range(5))
     job.scene.run()
     job.orders(range(5, 20))
     _expire(job, 12)
@@ -192,9 +196,7 @@ def hf401_safe(lab: Lab) -> None:
 
 
 def hf402_unsafe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(successes=5)
-    job.orders(range(5))
+    job = begun(lab)
     found: list[int] = []
     job.scene.query(job.scene.stream(), lambda rows, _: found.append(rows.count()))
     if sum(found) == 0:
@@ -204,9 +206,7 @@ def hf402_unsafe(lab: Lab) -> None:
 
 
 def hf402_safe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(successes=5)
-    job.orders(range(5))
+    job = begun(lab)
     job.scene.run()
     topic = job.scene.topic
     job.scene.admin.create_partitions([NewPartitions(topic, 2)])[topic].result(WAIT_SECONDS)
@@ -236,9 +236,7 @@ def _runs_out(scene: SparkScene, writer: DataStreamWriter) -> None:
 
 
 def hf403_unsafe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(GONE, successes=10)
-    job.orders(range(5))
+    job = begun(lab, GONE, successes=10)
     _to_files(job.scene)
     shutil.rmtree(job.scene.checkpoint)
     lab.fault(GONE)
@@ -249,9 +247,7 @@ def hf403_unsafe(lab: Lab) -> None:
 
 
 def hf403_safe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(GONE, successes=10)
-    job.orders(range(5))
+    job = begun(lab, GONE, successes=10)
     job.scene.run()
     shutil.rmtree(job.scene.directory / "home")
     lab.fault(GONE)
@@ -266,9 +262,7 @@ KILLED: Final = "the driver dies between the write and its note of it"
 
 
 def hf404_unsafe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(KILLED, successes=5)
-    job.orders(range(5))
+    job = begun(lab, KILLED)
 
     def append_and_die(rows: DataFrame, number: int) -> None:
         job.scene.append(rows, number)
@@ -281,9 +275,7 @@ def hf404_unsafe(lab: Lab) -> None:
 
 
 def hf404_safe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(KILLED, successes=5)
-    job.orders(range(5))
+    job = begun(lab, KILLED)
     job.scene.crash("committed:parquet")
     lab.fault(KILLED)
     job.orders(range(5, 10))

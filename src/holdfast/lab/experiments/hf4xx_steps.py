@@ -24,7 +24,7 @@ from holdfast.testing.spark_scene import order
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-from holdfast.lab.experiments.hf4xx import SPARK, Job, fails
+from holdfast.lab.experiments.hf4xx import SPARK, Job, begun, fails
 
 # ---------------------------------------------------------------- HF406: what cannot be parsed
 
@@ -32,16 +32,15 @@ BROKEN: Final = (b"not json", b'{"id": "six", "amount": 1}', b'{"id": 7}{"id": 8
 UNPARSEABLE: Final = "records that are no JSON of this schema"
 
 
-def _with_broken_ones(job: Job) -> None:
-    job.lab.plan(UNPARSEABLE, successes=5)
-    job.orders(range(5))
+def _with_broken_ones(lab: Lab) -> Job:
+    job = begun(lab, UNPARSEABLE)
     job.send((f"broken-{number}", value) for number, value in enumerate(BROKEN))
-    job.lab.fault(UNPARSEABLE)
+    lab.fault(UNPARSEABLE)
+    return job
 
 
 def hf406_unsafe(lab: Lab) -> None:
-    job = Job(lab)
-    _with_broken_ones(job)
+    job = _with_broken_ones(lab)
     job.scene.query(job.scene.orders().where("id >= 0 AND amount > 0"))
     job.rows(job.sink())
     job.has_read_all()
@@ -50,8 +49,7 @@ def hf406_unsafe(lab: Lab) -> None:
 
 
 def hf406_safe(lab: Lab) -> None:
-    job = Job(lab)
-    _with_broken_ones(job)
+    job = _with_broken_ones(lab)
     job.scene.run(steps=(Expect("positive", "amount > 0"),))
     job.rows(job.sink())
     for value in job.scene.values(f"{job.scene.topic}-dlt"):
@@ -72,12 +70,14 @@ DECIDED: Final = 10
 TIMED: Final = Decoding("json", (Field("id", "long"), Field("amount", "double"), Field("at", "timestamp")))
 
 
-def _with_a_late_one(job: Job) -> None:
-    job.lab.plan(LATE, successes=len(MINUTES))
+def _with_a_late_one(lab: Lab) -> Job:
+    job = Job(lab)
+    lab.plan(LATE, successes=len(MINUTES))
     job.send(
         (str(number), order(number, at=f"2026-01-01T12:{at:02d}:05Z")) for number, at in enumerate(MINUTES)
     )
-    job.lab.fault(LATE)
+    lab.fault(LATE)
+    return job
 
 
 def _counted(job: Job) -> None:
@@ -88,8 +88,7 @@ def _counted(job: Job) -> None:
 def hf407_unsafe(lab: Lab) -> None:
     from pyspark.sql import functions as f
 
-    job = Job(lab)
-    _with_a_late_one(job)
+    job = _with_a_late_one(lab)
     orders = job.scene.stream(startingOffsets="earliest", maxOffsetsPerTrigger=str(PER_BATCH)).selectExpr(
         "from_json(CAST(value AS STRING), 'id LONG, at TIMESTAMP') AS parsed"
     )
@@ -101,8 +100,7 @@ def hf407_unsafe(lab: Lab) -> None:
 
 
 def hf407_safe(lab: Lab) -> None:
-    job = Job(lab)
-    _with_a_late_one(job)
+    job = _with_a_late_one(lab)
     late = job.scene.directory / "late"
     source = replace(
         job.scene.definition().source,
@@ -137,9 +135,7 @@ def _create_again(job: Job) -> None:
 
 
 def hf408_unsafe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(AGAIN, successes=10)
-    job.orders(range(5))
+    job = begun(lab, AGAIN, successes=10)
     job.scene.query(job.scene.orders(failOnDataLoss="true"))
     job.rows(job.sink())
     _create_again(job)
@@ -151,10 +147,8 @@ def hf408_unsafe(lab: Lab) -> None:
 
 
 def hf408_safe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(AGAIN, successes=10)
+    job = begun(lab, AGAIN, successes=10)
     lab.plan("it stops: the topic is another one")
-    job.orders(range(5))
     job.scene.run()
     job.rows(job.sink())
     _create_again(job)
@@ -167,21 +161,23 @@ def hf408_safe(lab: Lab) -> None:
 # ---------------------------------------------------------------- HF409: messages that were taken back
 
 
-def hf409_unsafe(lab: Lab) -> None:
+def _with_two_transactions(lab: Lab) -> Job:
     job = Job(lab)
     lab.plan(successes=5)
     job.orders(range(5), txn="taken-back")
     job.orders(range(5, 10), txn="kept")
+    return job
+
+
+def hf409_unsafe(lab: Lab) -> None:
+    job = _with_two_transactions(lab)
     job.scene.query(job.scene.orders())
     job.rows(job.sink())
     job.scan()
 
 
 def hf409_safe(lab: Lab) -> None:
-    job = Job(lab)
-    lab.plan(successes=5)
-    job.orders(range(5), txn="taken-back")
-    job.orders(range(5, 10), txn="kept")
+    job = _with_two_transactions(lab)
     job.scene.run()
     job.ends()
 
