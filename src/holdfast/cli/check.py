@@ -26,9 +26,10 @@ def check(
     history: Annotated[str, typer.Argument(metavar="HISTORY", help="The file.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Judge a history of messages, a file of JSON lines as the lab writes it: what was lost, duplicated,
-    reordered, skipped or read though it was taken back. Exit codes: 0 clean, 1 violations, 2 no history, 4 void
-    (a fault that did not fire, too few successes) or clean as far as it could be read.
+    """Judge a history of messages: what was lost, duplicated, reordered, skipped, or read though aborted.
+
+    The history is a file of JSON lines as the lab writes it. Exit codes: 0 clean, 1 violations, 2 no history, 4
+    void (a fault that did not fire, too few successes) or clean as far as it could be read.
     """
     from holdfast.lab.checking import judge
     from holdfast.lab.history import read_history

@@ -34,8 +34,9 @@ def up(
     ] = EngineChoice.HOLDFAST,
     brokers: Annotated[int, option("N", "How many: 1, or 3 of Apache Kafka.")] = 1,
 ) -> None:
-    """Start a cluster in the background and print where it is. Apache Kafka is fetched by Maven the first time;
-    its controller is a process apart.
+    """Start a cluster in the background and print its bootstrap servers.
+
+    Maven fetches Apache Kafka the first time; its controller is a separate process.
     """
     from holdfast.lab.clusters import start_cluster
 

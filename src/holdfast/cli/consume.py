@@ -164,8 +164,10 @@ def consume(
     skip_message_on_error: Annotated[bool, flag("Report a message that cannot be read, and go on.")] = False,
     server: ConsumerFlags = CONSUMER,
 ) -> None:
-    """Print the messages of topics. Without --group every partition is read and no offset is committed; with it
-    the partitions are shared with the group's other members, and what was printed is committed.
+    """Print the messages of topics.
+
+    Without --group the command reads every partition and commits no offset. With --group it shares the
+    partitions with the group's other members and commits the offsets of what it printed.
     """
     if isolation_level not in ISOLATION_LEVELS:
         raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")

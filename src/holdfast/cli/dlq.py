@@ -253,8 +253,8 @@ def redrive(
         str | None,
         option(
             "ID",
-            "Where it is remembered what was redriven (default: holdfast-redrive- and the topic); also the "
-            "transactional id.",
+            "The group whose committed offsets say what was redriven (default: holdfast-redrive- and the topic); "
+            "also the transactional id.",
         ),
     ] = None,
     dry_run: Annotated[bool, flag("Only tell what would be sent; the default.")] = False,
@@ -262,8 +262,10 @@ def redrive(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Send dead letters back to the topics they came from, each once. Without --execute it is only told what
-    would be sent. Every group that reads the topic gets them, not only the one that failed.
+    """Send dead letters back to the topics they came from, each once.
+
+    Without --execute the command only shows what it would send. Every group that reads the topic gets them, not
+    only the one that failed.
     """
     if dry_run and execute:
         raise UsageError("choose one of --dry-run and --execute")

@@ -70,7 +70,7 @@ class FileFlags:
         ),
     ] = None
     consumer: Annotated[
-        list[str] | None, option("FILE", "Settings of a consumer, likewise; may be repeated.")
+        list[str] | None, option("FILE", "Settings of a consumer, in the same formats; may be repeated.")
     ] = None
     pipeline: Annotated[
         list[str] | None,
@@ -229,9 +229,11 @@ def doctor(
     fix: Annotated[bool, flag("Print the fixes alone; nothing is changed.")] = False,
     live: LiveFlags = LIVE,
 ) -> None:
-    """Find what can lose a message, before it does: in client settings (with the defaults of the client named),
-    Python code, pipelines, broker settings and deployments, in a live cluster and its groups, and in their
-    combinations. Reads only, unless --apply is given.
+    """Find what can lose a message, before it does.
+
+    The doctor examines client settings (with the defaults of the client named), Python code, pipelines, broker
+    settings and deployments, a live cluster and its groups, and their combinations. It reads only, unless
+    --apply is given.
 
     Exit codes: 1 findings at or above --fail-on; else 4 if anything was not examined, such as a file that is
     not recognised (each is named); else 0. 2 usage, 3 cannot connect.

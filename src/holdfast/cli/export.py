@@ -95,8 +95,9 @@ def export(
     ] = None,
     server: ServerFlags = SERVER,
 ) -> None:
-    """Write the records of a topic to a file: Parquet, Arrow, CSV or JSON lines. The file appears when it is
-    whole.
+    """Write the records of a topic to a file: Parquet, Arrow, CSV or JSON lines.
+
+    The file appears when it is whole.
     """
     if isolation_level not in ISOLATION_LEVELS:
         raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")

@@ -69,8 +69,10 @@ def generate(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Sample data for trying things out: orders, activity (of users), logs, changes (of a table's rows) or
-    payments. The same flags give the same bytes, and the summary says what results must come to.
+    """Send or write seeded sample data, with the results expected of it.
+
+    There are orders, activity (of users), logs, changes (of a table's rows) and payments. The same flags give
+    the same bytes, and the summary says what results over them must come to.
     """
     if (topic is None) == (to is None):
         raise UsageError("give --topic, or --to and a file: one of the two")

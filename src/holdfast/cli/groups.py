@@ -367,8 +367,9 @@ def validate_regex(
     regex: Annotated[str, option("REGEX", "The regular expression.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Say whether a regular expression can be subscribed to in the new group protocol, which has the syntax of
-    RE2. No broker is asked.
+    """Say whether a group of the consumer protocol can subscribe to a regular expression.
+
+    The protocol takes the syntax of RE2. The command asks no broker.
     """
     from holdfast.broker.groups.regex import check  # RE2 is loaded by this command alone
 

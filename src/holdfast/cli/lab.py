@@ -116,9 +116,10 @@ def run(
     page: Annotated[str | None, option("FILE", "Write a page with timelines here.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Run experiments: the unsafe half, the safe half, and what the checker says of both. Each brings its own
-    brokers on the loopback interface, in a temporary directory. Exit codes: 0 every claim held, 1 one did not,
-    2 usage, 3 the machine lacks something, 4 void: nothing was proved.
+    """Run experiments: the unsafe half, the safe half, and what the checker says of both.
+
+    Each experiment starts its own brokers on the loopback interface, in a temporary directory. Exit codes: 0
+    every claim held, 1 one did not, 2 usage, 3 the machine lacks something, 4 void: nothing was proved.
     """
     from holdfast.lab.engines import Engines
     from holdfast.lab.experiments import EXPERIMENTS

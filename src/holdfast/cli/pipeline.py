@@ -71,9 +71,11 @@ def check(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Find what is wrong with a pipeline without reading data: keys, names, types, SQL, Python, sinks. With
-    Java at hand, Spark follows the schema from step to step; no broker is asked. --against-running asks the
-    ledgers, and tells what changed since the last run: what is safe, what needs a rebuild, what is refused.
+    """Find what is wrong with a pipeline without reading data: keys, names, types, SQL, Python, sinks.
+
+    With Java at hand, Spark follows the schema from step to step. The command asks no broker, unless
+    --against-running is given: then it reads the ledgers and says what changed since the last run, what is
+    safe, what needs a rebuild and what a run refuses.
     """
     require_extra()
     from holdfast.pipeline.definition.errors import DefinitionError
@@ -152,8 +154,9 @@ def explain(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what each hop promises, from the topic through the steps to each sink, the weakest of them, and the
-    setting that would make it stronger. Secrets are not shown and not needed.
+    """Show what each hop guarantees, from the topics to each sink, and which is the weakest.
+
+    The command names the setting that would make the weakest hop stronger. It neither shows nor needs secrets.
     """
     loaded = load(file)
     from holdfast.cli.pipeline_output import print_explanation
@@ -191,8 +194,10 @@ def run(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Run a pipeline. It resumes where the sinks' ledgers stand; SIGTERM and Ctrl-C stop it after the batch
-    under way. Progress goes to standard error, the summary to standard output.
+    """Run a pipeline from where the ledgers of its sinks stand.
+
+    SIGTERM and Ctrl-C stop it after the current micro-batch. Progress goes to standard error, the summary to
+    standard output.
     """
     loaded = load(file)
     _require_sinks(loaded, accept_loss)
@@ -250,9 +255,11 @@ def reset(
     yes: Annotated[bool, flag("Do it without asking.")] = False,
     bootstrap_server: BootstrapOption = None,
 ) -> None:
-    """Forget where sinks stand, so that the next run starts them anew: all of them where the definition says,
-    one of them where the others stand. Shows what would be replayed or left out, and asks. Rows that a sink has
-    stay there: what is replayed will be there twice, unless you remove them first or the sink is an upsert.
+    """Forget the ledgers of sinks, so that the next run starts them again.
+
+    All sinks start where the definition says, a single one where the others stand. The command shows what a run
+    would replay or leave out, and asks. A sink keeps its rows: it has what is replayed twice, unless you remove
+    the rows first or the sink is an upsert.
     """
     loaded = load(file)
     _require_sinks(loaded, sink)
@@ -273,8 +280,9 @@ def reset(
     )
 )
 def compact(file: FileArgument, sink: SinkOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Merge the small files of old batches in Parquet and Delta sinks, while the pipeline is not running.
-    Readers see the same rows before and after.
+    """Merge the small files of old batches in Parquet and Delta sinks.
+
+    The pipeline must not be running. Readers see the same rows before and after.
     """
     loaded = load(file)
     _require_sinks(loaded, sink)
@@ -314,9 +322,11 @@ def package(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Pack the Python parts that workers of a cluster need into one archive: holdfast, its libraries with their
-    native code, and the compiled decoders. `run --master` does it by itself. It is made for this Python's minor
-    version and this kind of system, kept, and made again only when something changed.
+    """Pack the Python parts that workers of a cluster need into one archive.
+
+    The archive has holdfast, its libraries with their native code, and the compiled decoders, for this Python's
+    minor version and this kind of system. `run --master` makes it by itself. It is cached, and rebuilt only
+    when something changed.
     """
     from holdfast.pipeline.cluster.packaging import cache_directory, make_package, place_package
     from holdfast.pipeline.session import require_spark

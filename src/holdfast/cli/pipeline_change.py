@@ -79,9 +79,10 @@ def rebuild(
     run: RunFlags = RUN,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Make the state of a pipeline anew for its definition as it stands: the source is read again from where
-    the pipeline began to where its sinks stand, in the batches of then, as far as they are recorded. Sinks are
-    not touched. The pipeline must not be running.
+    """Recompute the state of a pipeline for its current definition.
+
+    The command reads the source again from where the pipeline began to where its sinks stand, in the same
+    micro-batches as far as they are recorded. It does not touch the sinks. The pipeline must not be running.
     """
     loaded = load(file)
     from holdfast.cli.pipeline_output import progress_for
@@ -122,9 +123,11 @@ def refill(
     run: RunFlags = RUN,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Write one sink again from the log, up to where the other sinks stand: one that was lost, that was
-    restored from an older copy, or that is new and shall have the past too. The others are not touched. The
-    pipeline must not be running. Run again, it goes on where it stopped.
+    """Write one sink again from the log, up to where the other sinks stand.
+
+    This is for a sink that was lost, that was restored from an older copy, or that is new and should have the
+    past too. The command does not touch the other sinks. The pipeline must not be running. An interrupted
+    refill resumes where it stopped.
     """
     loaded = load(file)
     from holdfast.cli.pipeline_output import progress_for, summary_rows
@@ -178,9 +181,10 @@ def backfill(
     run: RunFlags = RUN,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Run a range of the source through the definition once more, under a ledger of its own and into places of
-    their own: paths, tables and topics that carry NAME too. The live pipeline may run; nothing of it is
-    touched. Run again, it goes on where it stopped.
+    """Run a range of the source through the definition once more, into sinks of their own.
+
+    The backfill has a ledger of its own, and its paths, tables and topics carry NAME. The live pipeline may
+    run; the command touches nothing of it. An interrupted backfill resumes where it stopped.
     """
     loaded = load(file)
     from holdfast.cli.pipeline_output import progress_for, summary_rows
@@ -230,9 +234,10 @@ def compare(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Compare what two pipelines made of the same source, row by row and without Spark: run version two beside
-    version one under another name, compare, then switch. Exit code 0: equal; 1: different; 4: cannot be told
-    yet, because they do not stand at the same place.
+    """Compare what two pipelines made of the same source, row by row and without Spark.
+
+    Run version two beside version one under another name, compare, then switch. Exit codes: 0 equal, 1
+    different, 4 inconclusive, because they do not stand at the same offsets.
     """
     loaded_a, loaded_b = load(file_a), load(file_b)
     from holdfast.pipeline.operations.comparing import Verdict, compare_pipelines, overall

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = CommandGroup(
     no_args_is_help=True,
-    help="What the steps of a pipeline remember between batches: how much it is, and its rows.",
+    help="The state that the steps of a pipeline keep between micro-batches: its size and its rows.",
 )
 
 
@@ -27,8 +27,9 @@ app = CommandGroup(
     )
 )
 def show(file: FileArgument, output: OutputOption = Output.TABLE) -> None:
-    """Show how much each step remembers, up to when, and how that grows; and where the watermark stands. May be
-    asked while the pipeline runs.
+    """Show the size of each step's state, how it grows, and the watermark.
+
+    The pipeline may be running.
     """
     from holdfast.pipeline.state.inspecting import step_sizes
 
@@ -77,12 +78,13 @@ def export(
     step: Annotated[str, option("NAME", "The step.")],
     to: Annotated[str, option("FILE", "A new file, .parquet or .csv; none is overwritten.")],
     version: Annotated[
-        int | None, option("N", "Of the state (default: the newest; `show` tells which are kept).")
+        int | None, option("N", "The version of the state (default: the newest; `show` lists those kept).")
     ] = None,
 ) -> None:
-    """Write the rows a step remembers to a new file: Parquet, or CSV with bytes as base64 and what is nested as
-    JSON. They are as stored: a key may have several, which the step adds up when it reads them, and rows whose
-    time (_until, in milliseconds) is over may still be there.
+    """Write the state of a step to a new file: Parquet or CSV.
+
+    CSV has bytes as base64 and nested values as JSON. The rows are as stored: a key may have several, which the
+    step adds up when it reads them, and rows that have expired (_until, in milliseconds) may still be there.
     """
     from holdfast.pipeline.definition.errors import nearest
     from holdfast.pipeline.state.inspecting import chosen_version, export_rows

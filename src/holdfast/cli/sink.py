@@ -35,7 +35,7 @@ def migrate(
         ),
     ],
 ) -> None:
-    """Create or update the tables that a sink keeps its positions in. May be run again at any time."""
+    """Create or update the tables that a sink keeps its offsets in; it may be run again at any time."""
     opened = open_database(database)
     try:
         opened.connect()

@@ -38,7 +38,7 @@ SpoolOption = Annotated[
 ]
 IdOption = Annotated[str | None, option("ID", "Only this spool of the home, by its 16 digits.", "--id")]
 TopicOption = Annotated[str | None, option("NAME", "Only messages for this topic.")]
-RefusedOption = Annotated[bool, flag("Messages that were set aside, with the reasons, instead.")]
+RefusedOption = Annotated[bool, flag("Refused messages, with the reasons, instead.")]
 TimeoutOption = Annotated[int | None, option("MS", "Stop after this long; what is left stays stored.", min=0)]
 AllOption = Annotated[bool, flag("Also messages that were delivered and are still in the files.", "--all")]
 
@@ -53,8 +53,9 @@ AllOption = Annotated[bool, flag("Also messages that were delivered and are stil
     )
 )
 def status(directory: SpoolOption, spool_id: IdOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Show the spools of a home: who uses them, what they hold, what waits for what, what was set aside, and
-    any damage. Changes nothing.
+    """Show the spools of a home: their owners, what they hold, what waits, what was refused, any damage.
+
+    The command changes nothing.
     """
     home = _home(directory)
     states: list[SpoolState] = []
@@ -214,9 +215,7 @@ def drain(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Deliver what spools hold whose owners are dead, in the way their owners did, and remove what is empty
-    then.
-    """
+    """Deliver what spools of dead owners hold, as their owners would, and remove empty spools."""
     home = _home(directory)
     _deliver(home, _ids(home, spool_id), server, timeout_ms, output)
 
@@ -230,18 +229,18 @@ def drain(
 def retry(
     directory: SpoolOption,
     spool_id: IdOption = None,
-    refused: Annotated[
-        bool, flag("What was set aside; it has to be said, since there is no other kind.")
-    ] = False,
+    refused: Annotated[bool, flag("Refused messages; say it, since there is no other kind.")] = False,
     timeout_ms: TimeoutOption = None,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Send once more what was set aside, as new messages behind all others; and what else the spools hold. What
-    is refused again stays set aside. A spool in use is asked to, and does it within seconds.
+    """Send refused messages again, as new messages behind all others, and what else the spools hold.
+
+    A message that is refused again stays in the spool's refused messages. The producer of a spool in use sends
+    them itself, within seconds.
     """
     if not refused:
-        raise UsageError("say --refused: messages that were set aside are sent once more")
+        raise UsageError("say --refused: this sends refused messages again")
     home = _home(directory)
     _deliver(home, _ids(home, spool_id), server, timeout_ms, output, retry_refused=True)
 
@@ -289,8 +288,9 @@ def _deliver(
 
 @app.command(epilog=examples("holdfast spool accept-cluster --spool /var/spool/orders"))
 def accept_cluster(directory: SpoolOption, spool_id: IdOption = None) -> None:
-    """Forget which cluster the messages of spools are for: the next one that takes a message is the right one.
-    For spools that wait because their cluster was replaced by another on purpose. No producer may use them
+    """Let spools deliver to another cluster: the next one that takes a message.
+
+    This is for spools that wait because somebody replaced their cluster on purpose. No producer may use them
     meanwhile.
     """
     home = _home(directory)
@@ -307,8 +307,10 @@ def renew(
     directory: SpoolOption,
     spool_id: Annotated[str, option("ID", "The spool, by its 16 digits.", "--id")],
 ) -> None:
-    """Give a spool that is an older copy a new id, so that all it holds is sent: what was delivered after the
-    copy was taken, or before it was known, perhaps a second time. A producer must not use it meanwhile.
+    """Give a spool that is an older copy a new id, so that all it holds is sent.
+
+    What was delivered after the copy was taken, or before that was recorded, may be sent a second time. No
+    producer may use the spool meanwhile.
     """
     home = _home(directory)
     for owned in _taken(home, _ids(home, spool_id)):

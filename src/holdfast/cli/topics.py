@@ -185,7 +185,7 @@ PARTITION_FILTERS: Mapping[str, Callable[[TopicView, PartitionView], bool]] = {
 @app.command(epilog=examples("holdfast topics alter --topic orders --partitions 12"))
 def alter(
     topic: TopicToChange,
-    partitions: Annotated[int, option("N", "How many partitions the topic shall have in all.", min=1)],
+    partitions: Annotated[int, option("N", "How many partitions the topic will have in all.", min=1)],
     replica_assignment: ReplicaAssignment = None,
     if_exists: IfExists = False,
     server: ServerFlags = SERVER,

@@ -73,9 +73,11 @@ def trace(
     command_config: CommandConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the life of one record: when it was sent and by which spool, how the log holds it and how its
-    transaction ended, and, with a pipeline, which batch took it, at which step it left or which file, row,
-    record or window holds it; or why it is gone. Reads only.
+    """Show the life of one record, from its producer to the sink that holds it, or why it is gone.
+
+    That is: when it was sent and by which spool, how the log holds it and how its transaction ended. With a
+    pipeline: which batch took it, and at which step it left or which file, row, record or window holds it. The
+    command reads only.
     """
     record, pipeline = _split(arguments or [], key, topic)
     own = _properties(command_config)

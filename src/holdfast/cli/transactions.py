@@ -156,8 +156,10 @@ def abort(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Abort a transaction: the open one of a transactional id, whose producer is fenced; or a hanging one in a
-    partition, by the offset where it begins or by its producer.
+    """Abort a transaction: the open one of a transactional id, or a hanging one in a partition.
+
+    By transactional id its producer is fenced. A hanging one is named by the offset where it begins or by its
+    producer.
     """
     by_producer = (producer_id, producer_epoch, coordinator_epoch)
     if transactional_id is not None:
@@ -241,8 +243,9 @@ def find_hanging(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Find transactions that are open in a partition and that no coordinator will ever end. Exit code 1 when
-    there are any.
+    """Find transactions that are open in a partition and that no coordinator will ever end.
+
+    Exit code 1 when there are any.
     """
     if topic is None and broker_id is None:
         raise UsageError("say where to search: --topic or --broker-id")
