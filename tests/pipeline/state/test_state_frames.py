@@ -99,12 +99,18 @@ def test_a_changed_byte_within_a_segment_is_not_read_as_rows(context: OperatorCo
     assert explained.path == str(path)
 
 
+def merging(context: OperatorContext, over_ms: int | None, *segments: Segment) -> tuple[Segment, ...]:
+    def added_up(rows: DataFrame, _: Sequence[Segment]) -> DataFrame:
+        return context.spark.sql(ADDED_UP, rows=rows).coalesce(1)
+
+    return merged(replace(context, next_watermark_ms=over_ms), "totals", SCHEMA, segments, added_up)
+
+
 def test_merging_adds_up_and_leaves_out_what_is_over(context: OperatorContext) -> None:
     over = segment(context, ("z", 1, 5))
     live = [segment(context, ("a", number, 10), (f"k{number}", 1, 30)) for number in range(FAN_IN)]
-    state = merged(having(context, over, *live), "totals", SCHEMA, ADDED_UP, dead_to_ms=9)
 
-    (one,) = state.segments
+    (one,) = merging(context, 9, over, *live)
     assert (one.tier, one.rows, one.low_ms, one.high_ms) == (1, FAN_IN + 1, 10, 30)
     frame = having(context, one).frame(SCHEMA)
     assert frame is not None
@@ -112,15 +118,14 @@ def test_merging_adds_up_and_leaves_out_what_is_over(context: OperatorContext) -
         "a": sum(range(FAN_IN)),
         **{f"k{number}": 1 for number in range(FAN_IN)},
     }
-    after = merged(having(context, over, *live), "totals", SCHEMA, ADDED_UP, dead_to_ms=10)
-    assert [each.rows for each in after.segments] == [FAN_IN]
-    assert merged(having(context, over, *live), "totals", SCHEMA, ADDED_UP, dead_to_ms=30).segments == ()
+    assert [each.rows for each in merging(context, 10, over, *live)] == [FAN_IN]
+    assert merging(context, 30, over, *live) == ()
 
 
 def test_a_state_with_nothing_due_stays_as_it_is(context: OperatorContext) -> None:
     over, live = segment(context, ("z", 1, 5)), segment(context, ("a", 1, 10))
-    assert merged(having(context, over, live), "totals", SCHEMA, ADDED_UP).segments == (over, live)
-    assert merged(having(context, over, live), "totals", SCHEMA, ADDED_UP, dead_to_ms=5).segments == (live,)
+    assert merging(context, None, over, live) == (over, live)
+    assert merging(context, 5, over, live) == (live,)
 
 
 def test_rows_that_tasks_wrote_and_the_driver_does_not_see_are_missed(

@@ -112,23 +112,16 @@ class DedupeOperator:
         found = _count_routes(places)
         judged = places.where(f"_route = {JUDGED}").drop("_route")
         verdict = self._verdict(judged, found[JUDGED], keys, context)
-        state = context.state
+        segments = context.state.segments
         if verdict.passed.rows > verdict.dead:
-            fresh = self._remembered(judged, verdict, keys, context)
-            added = write_segment(context, self.name, fresh)
-            state = state if added is None else replace(state, segments=(*state.segments, added))
-        state = merged(
-            replace(context, state=state),
-            self.name,
-            _memory_ddl(keys),
-            "SELECT * FROM {rows}",
-            dead_to_ms=context.next_watermark_ms,
-        )
+            added = write_segment(context, self.name, self._remembered(judged, verdict, keys, context))
+            segments = segments if added is None else (*segments, added)
+        segments = merged(context, self.name, _memory_ddl(keys), segments)
         taken = verdict.passed + found[KEYLESS].tally
         route = self._route_sql(keys)
         return OperatorResult(
             rows=verdict.others(rows.where(f"({route}) <> {TOO_LATE}"), _OF_ROWS),
-            state=state,
+            state=replace(context.state, segments=segments),
             taken=taken,
             late=found[TOO_LATE].tally,
             duplicate=verdict.doubled,

@@ -108,19 +108,11 @@ class JoinOperator:
         segment = write_segment(context, self.name, self._to_remember(rows, form))
         out, count = self._output(segment, form, context)
         expired = _count_expired(segment, context)
-        state = context.state
-        if segment is not None:
-            state = replace(state, segments=(*state.segments, segment))
-        state = merged(
-            replace(context, state=state),
-            self.name,
-            form.memory,
-            "SELECT * FROM {rows}",
-            dead_to_ms=context.next_watermark_ms,
-        )
+        known = context.state.segments
+        segments = merged(context, self.name, form.memory, known if segment is None else (*known, segment))
         return OperatorResult(
             rows=out,
-            state=state,
+            state=replace(context.state, segments=segments),
             taken=counted.sided + counted.neither,
             late=counted.late,
             duplicate=Tally(),

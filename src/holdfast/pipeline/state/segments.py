@@ -13,15 +13,15 @@ the others together have more than twice the largest, all become one. Batches th
 less than three per cent of the state each on average; one in two hundred rewrites all of it.
 
 Which it is, is decided by what stands in the manifest alone, so a batch that is repeated merges alike. Merging itself
-is the step's business, since it knows what two rows of one key come to: `merged` runs its SQL over them.
+is the step's business, since it knows what two rows of one key come to: `merged` asks it.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.core.failures import EnvironmentFails, PipelineError
@@ -339,23 +339,26 @@ def merged(
     context: OperatorContext,
     step: str,
     schema: StructType | str,
-    query: str,
-    *,
-    dead_to_ms: int | None = None,
-) -> StepState:
-    """The state with the segments that are due made one by `query`, SQL over `{rows}` that keeps `_until`.
+    segments: Iterable[Segment],
+    merge: Callable[[DataFrame, Sequence[Segment]], DataFrame] | None = None,
+) -> tuple[Segment, ...]:
+    """These segments of the step's state where the batch ends: those that are due made one, what is over left out.
 
-    Rows whose `_until` is at or before `dead_to_ms` are left out, and segments of nothing else are dropped unread. The
-    state as it was, where nothing is due.
+    `merge` makes of the rows of segments what they come to, and keeps `_until`; without it they are put together. Rows
+    whose `_until` the watermark has passed are left out, and segments of nothing else are dropped unread.
     """
-    state = replace(context.state, segments=alive(context.state.segments, dead_to_ms))
-    merging = segments_to_merge(state.segments)
+    over_ms = context.next_watermark_ms
+    living = alive(segments, over_ms)
+    merging = segments_to_merge(living)
     if merging is None:
-        return state
-    rows = context.store.frame(context.spark, merging, schema, until_above=dead_to_ms)
+        return living
+    rows = context.store.frame(context.spark, merging, schema, until_above=over_ms)
     if rows is None:
-        return replace(state, segments=with_merged(state.segments, merging, None))
-    files = 1 + sum(segment.bytes for segment in merging) // FILE_BYTES
-    result = context.spark.sql(query, rows=rows).coalesce(files)
-    segment = write_segment(context, step, result, merged_tier(merging))
-    return replace(state, segments=with_merged(state.segments, merging, segment))
+        return with_merged(living, merging, None)
+    rows = rows.coalesce(files_for(merging)) if merge is None else merge(rows, merging)
+    return with_merged(living, merging, write_segment(context, step, rows, merged_tier(merging)))
+
+
+def files_for(segments: Iterable[Segment]) -> int:
+    """How many files the rows of these come to."""
+    return 1 + sum(segment.bytes for segment in segments) // FILE_BYTES

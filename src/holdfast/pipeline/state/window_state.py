@@ -36,6 +36,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.pipeline.core.failures import StepError
@@ -44,16 +45,7 @@ from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import Tally, hash_sql, join_halves, tally_of, tally_sql
 from holdfast.pipeline.state.aggregates import DIGEST, ORDER, Aggregation, state_schema
-from holdfast.pipeline.state.segments import (
-    FILE_BYTES,
-    UNTIL,
-    Segment,
-    alive,
-    merged_tier,
-    segments_to_merge,
-    with_merged,
-    write_segment,
-)
+from holdfast.pipeline.state.segments import UNTIL, Segment, alive, files_for, merged, write_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -377,23 +369,16 @@ def settled(
     layout: Layout, context: OperatorContext, segments: Sequence[Segment]
 ) -> tuple[tuple[Segment, ...], int]:
     """The segments without what is over, those that are due made one; and how many rows went as over."""
-    dead_to_ms = context.next_watermark_ms
-    living = alive(segments, dead_to_ms)
+    living = alive(segments, context.next_watermark_ms)
     expired = sum(segment.rows for segment in segments) - sum(segment.rows for segment in living)
-    merging = segments_to_merge(living)
-    if merging is None:
-        return living, expired
-    result: Segment | None = None
-    pieces = context.store.frame(context.spark, merging, layout.schema, until_above=dead_to_ms)
-    if pieces is not None:
-        count = sum(segment.rows for segment in merging)
-        if count <= ROWS_FOR_ONE_TASK:
-            pieces = pieces.coalesce(1)
-        if not layout.aggregation.is_general:
-            if layout.spans.is_session:
-                pieces = numbered_sessions(pieces, layout.keys)
-            pieces = merged_pieces(layout, pieces)
-        elif count > ROWS_FOR_ONE_TASK:
-            pieces = pieces.coalesce(1 + sum(segment.bytes for segment in merging) // FILE_BYTES)
-        result = write_segment(context, layout.step, pieces, merged_tier(merging))
-    return with_merged(living, merging, result), expired
+    return merged(context, layout.step, layout.schema, living, partial(_made_one, layout)), expired
+
+
+def _made_one(layout: Layout, pieces: DataFrame, segments: Sequence[Segment]) -> DataFrame:
+    is_small = sum(segment.rows for segment in segments) <= ROWS_FOR_ONE_TASK
+    pieces = pieces.coalesce(1) if is_small else pieces
+    if layout.aggregation.is_general:
+        return pieces if is_small else pieces.coalesce(files_for(segments))
+    if layout.spans.is_session:
+        pieces = numbered_sessions(pieces, layout.keys)
+    return merged_pieces(layout, pieces)
