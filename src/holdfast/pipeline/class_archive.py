@@ -246,6 +246,8 @@ def make(archive: ClassArchive, classes: str) -> bool:
 
 
 def _make(archive: ClassArchive, classes: str) -> None:
+    from holdfast.pipeline.sinks.files import Disk
+
     _cut_to_whole_lines(classes)
     aside = os.path.join(archive.directory, f"{archive.key}.{os.getpid()}.new")
     command = [
@@ -264,7 +266,7 @@ def _make(archive: ClassArchive, classes: str) -> None:
             Path(archive.refusal_path).write_bytes(done.stdout[-2_000:] + done.stderr[-2_000:])
             return
         os.chmod(aside, 0o600)
-        _flush(aside)
+        Disk().flush_file(aside)
         os.replace(aside, archive.path)
     finally:
         _remove(aside)
@@ -274,14 +276,6 @@ def _cut_to_whole_lines(path: str) -> None:
     """A JVM that still runs has written part of its last line."""
     with open(path, "r+b") as file:
         file.truncate(file.read().rfind(b"\n") + 1)
-
-
-def _flush(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _forget(archive: ClassArchive) -> None:

@@ -15,6 +15,7 @@ What the function raises is told with the step's name and the line of the functi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.pipeline.core.failures import StepError, spark_message
@@ -42,7 +43,8 @@ def apply_python(frame: DataFrame, step: Python, directory: str) -> DataFrame:
     """The rows the function returns, not computed yet."""
     function = load_function(step, directory)
     schema = output_schema(frame, step)
-    return map_in_arrow(frame, _worker(step, pickled(function), schema), schema)
+    run = partial(run_step, step.name, step.mode, step.expand, pickled(function), schema.json())
+    return map_in_arrow(frame, run, schema)
 
 
 def output_schema(frame: DataFrame, step: Python) -> StructType:
@@ -63,20 +65,6 @@ def output_schema(frame: DataFrame, step: Python) -> StructType:
             step.name, f"its schema names {reserved[0]!r}: names with an underscore before are ours"
         )
     return StructType([frame.schema[LINEAGE], *(field for field in declared if field.name != LINEAGE)])
-
-
-def _worker(
-    step: Python, function: bytes, schema: StructType
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    name, mode, expands = step.name, step.mode, step.expand
-    schema_json = schema.json()
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from holdfast.pipeline.engine.python_steps import run_step
-
-        yield from run_step(name, mode, expands, function, schema_json, batches)
-
-    return run
 
 
 def run_step(

@@ -104,15 +104,19 @@ class PipelineState:
         return version if set(version.positions.at) == set(entry.positions.at) else None
 
     def _refuse_outdated(self, version: Version) -> None:
-        for name, mark in self.marks.items():
-            known = version.steps.get(name)
-            if known is None or known.fingerprint != mark:
-                what = "is new" if known is None else "or a step before it has changed"
-                raise StateOutdated(
-                    f"step {name!r} {what}, and the state in {self.store.path} was made without that. "
-                    "`holdfast pipeline check FILE --against-running` lists what changed; `holdfast pipeline rebuild "
-                    "FILE` makes the state again from the source, and touches no sink"
-                )
+        name = self._outdated(version)
+        if name is not None:
+            what = "or a step before it has changed" if name in version.steps else "is new"
+            raise StateOutdated(
+                f"step {name!r} {what}, and the state in {self.store.path} was made without that. "
+                "`holdfast pipeline check FILE --against-running` lists what changed; `holdfast pipeline rebuild "
+                "FILE` makes the state again from the source, and touches no sink"
+            )
+
+    def _outdated(self, version: Version) -> str | None:
+        """The first step whose state in this version was made by other rules, or is not there."""
+        known = {name: state.fingerprint for name, state in version.steps.items()}
+        return next((name for name, mark in self.marks.items() if known.get(name) != mark), None)
 
     def begin(
         self,
@@ -149,16 +153,10 @@ class PipelineState:
     def publish(self, made: Version, *, is_catch_up: bool) -> Version:
         """Make the version durable; one that stands there already stays when a batch is repeated."""
         known = self.store.find(made.positions) if is_catch_up else None
-        if known is not None and known.number >= made.number and self._is_current(known):
+        if known is not None and known.number >= made.number and self._outdated(known) is None:
             return known
         self.store.publish(made)
         return made
-
-    def _is_current(self, version: Version) -> bool:
-        return all(
-            name in version.steps and version.steps[name].fingerprint == mark
-            for name, mark in self.marks.items()
-        )
 
     def forget(self, entries: Iterable[Entry]) -> None:
         """Remove the versions at which no sink stands; between two batches."""

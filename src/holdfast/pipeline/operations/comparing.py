@@ -41,7 +41,7 @@ from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.history import beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.ledger import NOWHERE, Entry
 from holdfast.pipeline.operations.multisets import GONE, ORDER, Differences, Heap, compare
-from holdfast.pipeline.operations.outputs import Output, Rows, open_output, without_fields
+from holdfast.pipeline.operations.outputs import Output, Rows, open_output, plain_json
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.pipeline.sinks.building import build_sink
 
@@ -400,7 +400,7 @@ def _prepared(
     for name in missing:
         table = table.append_column(name, pa.nulls(len(rows.offsets), pa.large_binary()))
     if ignore and "value" in table.column_names:
-        values = [without_fields(value, ignore) for value in table.column("value").to_pylist()]
+        values = [plain_json(value, ignore) for value in table.column("value").to_pylist()]
         place = table.column_names.index("value")
         table = table.set_column(place, "value", pa.array(values, pa.large_binary()))
     if is_folded:

@@ -304,7 +304,7 @@ class KafkaOutput:
             return None
         content = {
             "key": [key for key, _, _ in kept],
-            "value": [_plain_json(value) for _, value, _ in kept],
+            "value": [plain_json(value) for _, value, _ in kept],
             **{
                 f"header {name}": [headers.get(name) for _, _, headers in kept] for name in self._sink.headers
             },
@@ -322,22 +322,11 @@ class KafkaOutput:
         )
 
 
-def _plain_json(value: bytes | None) -> bytes | None:
-    """A JSON object with its names in order, since their order means nothing; anything else as it is."""
+def plain_json(value: bytes | None, left_out: Sequence[str] = ()) -> bytes | None:
+    """A JSON object with its names in order, since their order means nothing, and without these fields; anything else
+    as it is. Numbers stay as they are written: as floats, those with many digits would be equal that are not."""
     if value is None or value[:1] != b"{":
         return value
-    return _rewritten(value, ())
-
-
-def without_fields(value: bytes | None, names: Sequence[str]) -> bytes | None:
-    """A JSON object without these fields."""
-    if value is None or value[:1] != b"{":
-        return value
-    return _rewritten(value, names)
-
-
-def _rewritten(value: bytes, left_out: Sequence[str]) -> bytes:
-    """Numbers stay as they are written: as floats, those with many digits would be equal that are not."""
     try:
         document = json.loads(value, parse_float=lambda text: f"{NUMBER}{text}")
     except ValueError:
