@@ -183,7 +183,9 @@ def plan_rebuild(
     with Cluster(deployed.settings) as cluster:
         logs = deployed.source(cluster).look(dict(entries))
     histories = histories_of(deployed)
-    end = _with_new_partitions(standing, logs)
+    # Partitions that sinks do not know yet: the next run opens them at the start of their logs.
+    new = {place: Position(log.start) for place, log in logs.items() if place not in standing.at}
+    end = Positions({**standing.at, **new})
     begin, notes = beginning_of(end, logs, histories)
     missing = {
         place: logs[place].start - first
@@ -264,12 +266,6 @@ def _one_place(entries: Mapping[str, Entry]) -> Positions:
         if offsets[name] != offsets[first]:
             raise CannotRebuild(_apart(f"sinks {first!r} and {name!r} do not stand at the same place"))
     return entries[first].positions
-
-
-def _with_new_partitions(standing: Positions, logs: Mapping[Place, Log]) -> Positions:
-    """Partitions that sinks do not know yet: the next run opens them at the start of their logs."""
-    new = {place: Position(log.start) for place, log in logs.items() if place not in standing.at}
-    return Positions({**standing.at, **new})
 
 
 def histories_of(deployed: Deployment) -> list[list[Recorded]]:
