@@ -1,7 +1,7 @@
 """`holdfast demo`: three kills, and the proof that nothing was lost.
 
 A broker, a sender with a spool and a Spark pipeline, each a process of its own, are each killed with SIGKILL while
-orders go through them (`demo_storm`). Then the audit reads the topic and the outputs and says what became of every
+orders go through them (`demo.storm`). Then the audit reads the topic and the outputs and says what became of every
 message, and a count of its own, order by order, says the same. With `--unsafe` plain clients and plain Spark go through
 the same storm, and are counted by the same count.
 

@@ -1,6 +1,6 @@
 """The demo's own count: which order is where, by a checker that knows neither the pipeline nor its audit.
 
-It takes what was sent from the seed (`demo_orders`), what the topic holds from a plain consumer, and what was written
+It takes what was sent from the seed (`demo.orders`), what the topic holds from a plain consumer, and what was written
 from plain Parquet files, and puts the three beside each other, order by order. It counts ours and the plain job of
 `--unsafe` in the same way.
 """
