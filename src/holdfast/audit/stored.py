@@ -18,6 +18,7 @@ from holdfast.audit.model import AuditError, Kind, place_json
 from holdfast.client.spool.marks import ID_HEADER, parse_mark
 from holdfast.errors import UsageError
 from holdfast.pipeline.positions import Place
+from holdfast.reader import ranges_of
 from holdfast.reader.cluster import Cluster
 from holdfast.reader.errors import OffsetGone, TopicMissing
 from holdfast.reader.fetch_messages import FETCH, LOWEST_VERSION, Asked, pack_fetch, walk_fetch
@@ -290,15 +291,8 @@ def offsets_of_key(
 ) -> tuple[list[tuple[Place, int]], int]:
     """The newest records with this key, oldest first, and how many there are in all; every partition is read, since
     nobody knows how the sender chose one."""
-    info = cluster.topics([topic])[topic]
-    places = [TopicPartition(topic, number) for number in info.partitions]
-    starts = cluster.offsets(places, "earliest")
-    ends = cluster.offsets(places, "last-stable")
-    ranges = [
-        PartitionRange(topic, info.topic_id, each.partition, starts[each].offset, ends[each].offset)
-        for each in places
-        if ends[each].offset > starts[each].offset
-    ]
+    ranges = ranges_of(cluster, topic)
+    places = {each.partition: Place(topic, each.topic_id, each.partition) for each in ranges}
     found: list[tuple[int, Place, int]] = []
     count = 0
     wanted = pa.scalar(key, pa.binary())
@@ -309,7 +303,7 @@ def offsets_of_key(
         for moment, partition, offset in zip(
             moments, chosen.column("partition").to_pylist(), chosen.column("offset").to_pylist(), strict=True
         ):
-            found.append((moment or 0, Place(topic, info.topic_id, partition), offset))
+            found.append((moment or 0, places[partition], offset))
         if len(found) > 4 * most:
             found = sorted(found, key=lambda each: each[0])[-most:]
     newest = sorted(found, key=lambda each: (each[0], each[1], each[2]))[-most:]

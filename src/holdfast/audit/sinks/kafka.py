@@ -52,7 +52,8 @@ from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
-from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
+from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition, ranges_of
+from holdfast.reader.errors import TopicMissing
 
 
 @dataclass
@@ -213,22 +214,10 @@ class TopicReader:
     @staticmethod
     def _find_ranges(cluster: Cluster, topic: str) -> list[PartitionRange] | None:
         """All of a topic, as far as it is decided; None when there is no such topic."""
-        info = cluster.refresh([topic]).get(topic)
-        if info is None:
+        try:
+            return ranges_of(cluster, topic)
+        except TopicMissing:
             return None
-        places = [TopicPartition(topic, number) for number in info.partitions]
-        starts = cluster.offsets(places, "earliest")
-        ends = cluster.offsets(places, "last-stable")
-        return [
-            PartitionRange(
-                topic,
-                info.topic_id,
-                place.partition,
-                starts[place].offset,
-                max(starts[place].offset, ends[place].offset),
-            )
-            for place in sorted(places)
-        ]
 
     # -------------------------------------------------------------------- the ledger
 
