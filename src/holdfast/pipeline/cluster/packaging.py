@@ -266,9 +266,7 @@ class Package:
     """It was made now; otherwise it was in the cache."""
 
 
-def make_package(
-    directory: str, *, more: Iterable[str] = (), progress: Progress | None = None, keep: int = KEPT
-) -> Package:
+def make_package(directory: str, *, more: Iterable[str] = (), progress: Progress | None = None) -> Package:
     """The archive for what is installed now, in this cache directory; from there if it has been made before."""
     contents = find_contents(more)
     kernels = machine_code()
@@ -283,7 +281,7 @@ def make_package(
             _write(aside, contents, kernels, manifest, progress)
     else:
         os.utime(path)
-    _forget_old(directory, path, keep)
+    _forget_old(directory, path)
     size = os.path.getsize(path)
     return Package(path, digest, size, total, len(contents.parts) + len(kernels) + 2, manifest, is_new)
 
@@ -433,7 +431,7 @@ def _aside(path: str) -> Iterator[str]:
         raise
 
 
-def _forget_old(directory: str, path: str, keep: int) -> None:
+def _forget_old(directory: str, path: str) -> None:
     """Archives beyond the newest few, and what a build that was killed left."""
     found = []
     for name in os.listdir(directory):
@@ -443,6 +441,6 @@ def _forget_old(directory: str, path: str, keep: int) -> None:
                 found.append((os.path.getmtime(each), each))
             elif name.endswith(PART) and os.path.getmtime(each) < time.time() - ABANDONED_S:
                 os.unlink(each)
-    for _, each in sorted(found, reverse=True)[max(0, keep - 1) :]:
+    for _, each in sorted(found, reverse=True)[KEPT - 1 :]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(each)

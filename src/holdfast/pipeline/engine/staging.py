@@ -161,15 +161,13 @@ def stage_schema(source: Source) -> StructType:
 # ---------------------------------------------------------------------------- the driver's side
 
 
-def stage(
-    spark: SparkSession, cluster: Cluster, spec: StageSpec, batch: BatchRange, *, cores: int | None = None
-) -> Staged:
+def stage(spark: SparkSession, cluster: Cluster, spec: StageSpec, batch: BatchRange) -> Staged:
     """Read the range into files below the spec's directory."""
     if batch.offsets <= OFFSETS_INLINE:
         tasks = pack(batch, 1)
         reports = [stage_ranges(spec, task, cluster) for task in tasks]  # one at most
     else:
-        tasks = pack(batch, cores or spark.sparkContext.defaultParallelism)
+        tasks = pack(batch, spark.sparkContext.defaultParallelism)
         job = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(
             partial(_run_tasks, spec, tasks), "report string"
         )

@@ -477,9 +477,9 @@ class Replay:
             self.progress(event)
 
 
-def take_the_place(home: str, disk: Disk | None = None) -> None:
+def take_the_place(home: str) -> None:
     """The new state becomes the state."""
-    disk = disk or Disk()
+    disk = Disk()
     current, before = state_path(home), os.path.join(home, BEFORE)
     discard_state(before)
     if os.path.isdir(current):

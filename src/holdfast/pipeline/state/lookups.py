@@ -80,15 +80,14 @@ def pin(step: Lookup, now_ms: int, home: str, *, directory: str = ".", disk: Dis
     return version
 
 
-def forget(home: str, step: str, named: Collection[str], disk: Disk | None = None) -> None:
+def forget(home: str, step: str, named: Collection[str]) -> None:
     """Remove the snapshots that no entry and no plan names; the newest stays."""
-    disk = disk or Disk()
     folder = _folder(home, step)
     last = _last_pin(folder)
     kept = {*named, last["version"]} if last else set(named)
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         if name != PINNED and (not name.endswith(SUFFIX) or name.removesuffix(SUFFIX) not in kept):
-            disk.remove(os.path.join(folder, name))
+            Disk().remove(os.path.join(folder, name))
 
 
 def _keep(folder: str, rows: pa.Table, mark: Mark, selection: str, disk: Disk) -> str:

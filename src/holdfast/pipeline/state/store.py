@@ -56,9 +56,9 @@ def state_path(home: str) -> str:
     return os.path.join(home, "state")
 
 
-def discard_state(path: str, disk: Disk | None = None) -> None:
+def discard_state(path: str) -> None:
     """Remove all of a state, damaged or not; a power cut leaves all of it, or files that no manifest names."""
-    disk = disk or Disk()
+    disk = Disk()
     if os.path.isdir(path):
         disk.remove_tree(os.path.join(path, "versions"))
         disk.flush_directory(path)
