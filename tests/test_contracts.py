@@ -68,7 +68,7 @@ def test_an_untouched_copy_holds_as_well(package: Path) -> None:
             "Nothing imports request",
         ),
         ("broker/log/scan.py", f"{FOR_TYPES}import holdfast.broker.node.timers", "Inside the broker"),
-        ("broker/groups/names.py", f"{FOR_TYPES}import holdfast.broker.metadata.image", "Inside the broker"),
+        ("broker/groups/model.py", f"{FOR_TYPES}import holdfast.broker.metadata.image", "Inside the broker"),
         ("broker/node/timers.py", "import holdfast.broker.dump.path", "Inside the broker"),
         ("broker/node/timers.py", "import holdfast.real", "Pure packages"),
         ("real.py", "import holdfast.testing.clock", "Imports point downwards"),

@@ -154,7 +154,7 @@ PROGRAMS = {
     "broker/server/worker_main.py": "a process of its own",
     "client/exit_guard.py": "a process that lost messages ends with an exit code that is not 0",
     "client/process.py": "the end of a forked child; what clients say where nobody has set logging up",
-    "config/reference.py": "a program: the tables of CONFIGURATION.md",
+    "config/descriptions.py": "a program: the tables of CONFIGURATION.md",
     "pipeline/class_archive.py": "a program: an archive of Java classes",
     "pipeline/cluster/worker_start.py": "the start of a Spark worker",
     "pipeline/java.py": "a program: finds or installs Java",

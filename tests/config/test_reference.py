@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from holdfast.config.catalog import BROKER, DYNAMIC_ONLY, TOPIC
-from holdfast.config.reference import reference
+from holdfast.config.descriptions import reference
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "CONFIGURATION.md"
 
 
 def test_document_ends_with_the_tables_of_the_catalogue() -> None:
     text = DOCUMENT.read_text()
-    assert text.endswith(reference()), "run: python -m holdfast.config.reference"
+    assert text.endswith(reference()), "run: python -m holdfast.config.descriptions"
 
 
 def test_tables_name_exactly_what_is_acted_on() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.differential import Script, Side
 from tests.support.raw_groups import RawMember, settle, subscription
 
-from holdfast.broker.node.coordinator_partition import partition_for
+from holdfast.broker.node.coordination import partition_for
 from holdfast.testing.kafka_fixtures import COORDINATORS
 from holdfast.wire.api_keys import (
     CONSUMER_GROUP_DESCRIBE,

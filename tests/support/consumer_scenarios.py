@@ -23,8 +23,7 @@ from tests.support.group_scenarios import GroupInterpreter, Person, duration_ms
 from tests.support.scenarios import INDENT
 
 from holdfast.broker.groups.assignors import Assignment
-from holdfast.broker.groups.consumer_member import MemberState
-from holdfast.broker.groups.consumer_model import ConsumerReply, NamedPartitions
+from holdfast.broker.groups.consumer_member import ConsumerReply, MemberState, NamedPartitions
 from holdfast.broker.groups.model import JoinRequest, MemberProtocol, SyncReply, SyncRequest
 from holdfast.errors import ApiError
 from holdfast.wire.consumer_protocol import (

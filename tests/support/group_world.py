@@ -21,7 +21,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.assignors import Assignment
 from holdfast.broker.groups.consumer_group import ConsumerGroup
-from holdfast.broker.groups.consumer_model import ConsumerHeartbeat, ConsumerReply
+from holdfast.broker.groups.consumer_member import ConsumerHeartbeat, ConsumerReply
 from holdfast.broker.groups.coordinator import GroupCoordinator
 from holdfast.broker.groups.model import CoordinatorContext, TopicFacts
 from holdfast.broker.groups.regex import Matches

@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 from tests.support import ageing, defects, estate
 
-from holdfast.broker.groups.classic_members import ClassicMember
+from holdfast.broker.groups.classic_state import ClassicMember
 from holdfast.broker.groups.classic_time import Sessions
 from holdfast.broker.log import cleaner
-from holdfast.broker.log.lost_offsets import LostOffsets
 from holdfast.broker.log.record_filter import note_keys
+from holdfast.broker.log.recovery_steps import LostOffsets
 from holdfast.broker.log.segment import Segment
 from holdfast.broker.node import intake, metadata_log, partitions, startup
 from holdfast.broker.node.context import Later

@@ -34,8 +34,9 @@ from holdfast.broker.transactions.model import (
     ProducerIdentity,
     TopicPartition,
     TransactionMetadata,
+    read_record,
+    record_of,
 )
-from holdfast.broker.transactions.records import read_record, record_of
 from holdfast.wire.batch import iterate_records
 
 

@@ -16,12 +16,12 @@ from holdfast.atomic import flush_each
 from holdfast.broker.log.cleaner import Cleaned
 from holdfast.broker.log.compaction import Swap, examine, plan_round
 from holdfast.broker.log.end_markers import build_end_marker, read_end_marker
+from holdfast.broker.log.index import AbortedEntry
 from holdfast.broker.log.log import Log, PendingFlush
 from holdfast.broker.log.producer_state import Accept
 from holdfast.broker.log.recovery import Trust, open_log
 from holdfast.broker.log.segment import SNAPSHOT_SUFFIX
 from holdfast.broker.log.tasks import run
-from holdfast.broker.log.transaction_index import AbortedEntry
 from holdfast.broker.node.directories import DirectoryFailures, LogDirectory
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.config.topic import TopicConfig

@@ -5,13 +5,11 @@
     values.py         text to typed values and back
     properties.py     Java's .properties files
     listeners.py      what to bind and what to advertise
-    rules.py          rules that bind several broker settings
     topic.py          one topic's settings in force
-    broker.py         the broker's settings in force, and the reading of its file
+    broker.py         the broker's settings in force, the reading of its file, rules that bind several settings
     dynamic.py        changes while running
     describe.py       what DescribeConfigs answers
-    descriptions.py   one line of meaning for each setting we act on
-    reference.py      the tables of docs/CONFIGURATION.md
+    descriptions.py   one line of meaning for each setting we act on, and the tables of docs/CONFIGURATION.md
 
 Nothing here reads a file or the clock: callers bring text and take typed values.
 """

@@ -1,7 +1,7 @@
 """Every setting by name, and what is known about names that are no setting.
 
 The catalogue starts from Kafka's tables and changes them in three places only, each with its
-reason beside it: `OUR_DEFAULTS`, `OUR_SCOPES` and the settings of `definitions_ours.py`.
+reason beside it: `OUR_DEFAULTS`, `OUR_SCOPES` and `OUR_BROKER_SETTINGS` and `OUR_TOPIC_SETTINGS`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ from holdfast.config.definitions_coordinators import (
     COORDINATORS_SETTINGS,
     GROUP_SETTINGS,
 )
-from holdfast.config.definitions_log import LOG_SETTINGS, TOPIC_SETTINGS, TOPIC_SYNONYMS, Synonym
-from holdfast.config.definitions_ours import OUR_BROKER_SETTINGS, OUR_TOPIC_SETTINGS, OUR_TOPIC_SYNONYMS
-from holdfast.config.definitions_security import SECURITY_SETTINGS
-from holdfast.config.definitions_server import DYNAMIC_ONLY_SETTINGS, SERVER_SETTINGS
+from holdfast.config.definitions_log import (
+    LOG_SETTINGS,
+    OUR_BROKER_SETTINGS,
+    OUR_TOPIC_SETTINGS,
+    OUR_TOPIC_SYNONYMS,
+    TOPIC_SETTINGS,
+    TOPIC_SYNONYMS,
+    Synonym,
+)
+from holdfast.config.definitions_server import DYNAMIC_ONLY_SETTINGS, SECURITY_SETTINGS, SERVER_SETTINGS
 
 OUR_DEFAULTS: Mapping[str, Value] = {
     # A mistyped topic name must not create a topic (HF207).

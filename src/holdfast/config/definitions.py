@@ -1,7 +1,7 @@
 """What a setting is: its name, type, default, rule and scope; and the tables of all of them.
 
 The tables in `definitions_*.py` hold every broker, topic, group and client-metrics setting of Apache Kafka
-4.3, one row each, and `definitions_ours.py` those that holdfast adds. The rows carry Kafka's own defaults and
+4.3, one row each, and `definitions_log.py` those, too, that holdfast adds. The rows carry Kafka's own defaults and
 scopes; the few that differ here stand with their reasons in `catalog.py`, which puts the tables together.
 
 Rules kept:

@@ -16,8 +16,8 @@ from holdfast.config.values import parse_value
 from holdfast.errors import ConfigError
 
 COMPACTED_SEGMENT_BYTES_MAX: Final = 2**30
-"""Cleaning may make batches larger, by the times of tombstones and by packing them again; positions in a segment end at
-2^31."""
+"""Cleaning may make batches larger, by the times of tombstones and by packing them again; positions in a segment
+end at 2^31."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,9 @@ from holdfast.broker.dump.decoders import (
     decode_transactions,
 )
 from holdfast.broker.dump.path import dump_path
-from holdfast.broker.log.index import OffsetIndex, TimeIndex
+from holdfast.broker.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from holdfast.broker.log.leader_epochs import EpochStart, LeaderEpochs
-from holdfast.broker.log.producer_snapshot import SnapshotEntry, encode_snapshot
-from holdfast.broker.log.transaction_index import TransactionIndex
+from holdfast.broker.log.producer_state import SnapshotEntry, encode_snapshot
 from holdfast.errors import UsageError
 from holdfast.real import RealFileSystem
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from tests.support.group_world import GroupWorld
 
-from holdfast.broker.groups.classic_members import ClassicMember, Membership
-from holdfast.broker.groups.classic_states import TRANSITIONS, ClassicState
+from holdfast.broker.groups.classic_state import TRANSITIONS, ClassicMember, ClassicState, Membership
 from holdfast.broker.groups.model import (
     HeartbeatRequest,
     JoinReply,

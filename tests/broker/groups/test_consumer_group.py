@@ -10,7 +10,7 @@ from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups import consumer, regex
 from holdfast.broker.groups.consumer_group import ConsumerGroup
-from holdfast.broker.groups.consumer_model import ConsumerReply
+from holdfast.broker.groups.consumer_member import ConsumerReply
 from holdfast.broker.groups.consumer_state import ConsumerMember
 from holdfast.broker.groups.model import JoinReply, JoinRequest, MemberProtocol
 from holdfast.errors import ApiError

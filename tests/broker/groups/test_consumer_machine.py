@@ -28,7 +28,7 @@ from tests.support.group_world import GroupWorld
 from tests.support.tiers import examples
 
 from holdfast.broker.groups.consumer_group import ConsumerGroup
-from holdfast.broker.groups.consumer_model import ConsumerReply
+from holdfast.broker.groups.consumer_member import ConsumerReply
 from holdfast.errors import ApiError
 
 Partitions = dict[UUID, frozenset[int]]

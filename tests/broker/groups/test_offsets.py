@@ -15,8 +15,7 @@ from holdfast.broker.groups.model import (
     TopicFacts,
     TransactionalCommit,
 )
-from holdfast.broker.groups.offsets import BATCH_BYTES
-from holdfast.broker.groups.offsets_replay import OffsetReplay
+from holdfast.broker.groups.offsets import BATCH_BYTES, OffsetReplay
 from holdfast.errors import ApiError
 from holdfast.wire.coordinator_records import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue
 

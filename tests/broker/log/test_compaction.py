@@ -18,7 +18,7 @@ from tests.support.compacted_log import (
 from tests.support.tiers import examples
 
 from holdfast.broker.log.compaction import Swap, examine, is_due
-from holdfast.broker.log.transaction_index import TransactionIndex
+from holdfast.broker.log.index import TransactionIndex
 from holdfast.errors import CorruptLog
 from holdfast.wire.batch import (
     Record,

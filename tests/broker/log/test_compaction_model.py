@@ -20,8 +20,7 @@ from tests.support.compacted_log import (
 from tests.support.tiers import examples
 
 from holdfast.broker.log.compaction import Swap
-from holdfast.broker.log.index_sums import IndexSums
-from holdfast.broker.log.transaction_index import TransactionIndex
+from holdfast.broker.log.index import IndexSums, TransactionIndex
 from holdfast.testing.disk import PowerLost, SimulatedDisk
 from holdfast.wire.codecs import Codec
 

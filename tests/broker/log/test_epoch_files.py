@@ -7,8 +7,7 @@ import random
 import pytest
 from tests.support.plain_log import DIRECTORY, Batch, append, flush, open_at, read_batches
 
-from holdfast.broker.log.epoch_files import ASIDE_SUFFIX
-from holdfast.broker.log.leader_epochs import LEADER_EPOCH_FILE, EpochStart, LeaderEpochs
+from holdfast.broker.log.leader_epochs import ASIDE_SUFFIX, LEADER_EPOCH_FILE, EpochStart, LeaderEpochs
 from holdfast.broker.log.log import Log
 from holdfast.errors import CorruptLog
 from holdfast.testing.disk import SimulatedDisk

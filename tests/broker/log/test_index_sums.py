@@ -9,7 +9,7 @@ import pytest
 from tests.support.plain_log import DIRECTORY, NOW, START_MS, LogState, state_of, topic_config
 from tests.support.transactional_log import TransactionalLog
 
-from holdfast.broker.log.index_sums import IndexSums, read_sums
+from holdfast.broker.log.index import IndexSums, read_sums
 from holdfast.broker.log.log import Log
 from holdfast.broker.log.recovery import Trust, open_log
 from holdfast.broker.log.segment import INDEX_SUFFIXES, SUMS_SUFFIX, TXN_INDEX_SUFFIX, offset_name

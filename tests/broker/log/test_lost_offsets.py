@@ -19,8 +19,7 @@ from tests.support.plain_log import (
 )
 
 from holdfast.broker.log.log import Log
-from holdfast.broker.log.lost_offsets import LOST_OFFSETS_FILE
-from holdfast.broker.log.named_start import name_start
+from holdfast.broker.log.recovery_steps import LOST_OFFSETS_FILE, name_start
 from holdfast.broker.log.segment import offset_name
 from holdfast.errors import CorruptLog, MissingOffsets
 from holdfast.testing.disk import SimulatedDisk

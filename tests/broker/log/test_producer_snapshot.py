@@ -7,7 +7,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.broker.log.producer_snapshot import SnapshotEntry, decode_snapshot, encode_snapshot
+from holdfast.broker.log.producer_state import SnapshotEntry, decode_snapshot, encode_snapshot
 from holdfast.errors import CorruptLog
 
 PATH = "/data/topic-0/00000000000000000042.snapshot"

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kio.schema.errors import ErrorCode
 from tests.support.tiers import examples
 
-from holdfast.broker.log.producer_snapshot import SnapshotEntry, decode_snapshot, encode_snapshot
 from holdfast.broker.log.producer_state import (
     ACCEPT,
     BATCHES_REMEMBERED,
@@ -22,6 +21,9 @@ from holdfast.broker.log.producer_state import (
     Duplicate,
     ProducerDescription,
     ProducerStateMap,
+    SnapshotEntry,
+    decode_snapshot,
+    encode_snapshot,
     sequence_after,
 )
 from holdfast.errors import ApiError, InvalidRecords

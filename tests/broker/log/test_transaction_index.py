@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.broker.log.transaction_index import AbortedEntry, AbortedTransaction, TransactionIndex
+from holdfast.broker.log.index import AbortedEntry, AbortedTransaction, TransactionIndex
 from holdfast.errors import CorruptLog, UsageError
 
 

@@ -6,7 +6,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.coordinator import GroupCoordinator
-from holdfast.broker.node.coordinator_partition import partition_for
+from holdfast.broker.node.coordination import partition_for
 from holdfast.errors import CorruptLog
 from holdfast.testing.bare_node import BareClient, BareNode
 

@@ -19,7 +19,7 @@ from holdfast.broker.node import connection, production, usual_produce
 from holdfast.broker.node.checkpoints import Checkpoints
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.connection import Exchange
-from holdfast.broker.node.coordinator_partition import CoordinatorPartition
+from holdfast.broker.node.coordination import CoordinatorPartition
 from holdfast.broker.node.handlers import fetch, group_members, produce, transactions
 from holdfast.broker.node.handlers.fetch import Reading
 from holdfast.broker.node.handlers.transactions import Describing
@@ -27,8 +27,7 @@ from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import Intake
 from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.node import Node
-from holdfast.broker.node.production import Production
-from holdfast.broker.node.transactional_batches import TransactionalBatches
+from holdfast.broker.node.production import Production, TransactionalBatches
 from holdfast.broker.node.usual_produce import ParkedProduce
 from holdfast.broker.partition.offsets import PartitionOffsets
 from holdfast.testing.bare_groups import BareMember

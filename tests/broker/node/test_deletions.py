@@ -9,9 +9,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.log.checkpoints import LOG_START_FILE, RECOVERY_POINT_FILE, OffsetCheckpoint
-from holdfast.broker.node.deletions import STUCK_ROUNDS
-from holdfast.broker.node.directory_names import DELETE_MARK, NAME_BYTES_MAX, marked_name
+from holdfast.broker.node.directories import DELETE_MARK, NAME_BYTES_MAX, marked_name
 from holdfast.broker.node.node import CHECKPOINT_INTERVAL_MS
+from holdfast.broker.node.partitions import STUCK_ROUNDS
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
 from holdfast.wire.batch import Record, build_batch

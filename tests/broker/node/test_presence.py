@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.node import presence
+from holdfast.broker.node import failures
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.wire.batch import make_batch
 
@@ -75,7 +75,7 @@ def test_a_round_looks_at_a_bounded_number_of_partitions(
     node: BareNode, client: BareClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second(node)
-    monkeypatch.setattr(presence, "LOOKED_AT_MAX", 1)
+    monkeypatch.setattr(failures, "LOOKED_AT_MAX", 1)
     index = where_the_metadata_is_not(node)
     for number in (1 - index, index):
         client.produce("t", batch(), number)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.node.silences import NOTED_EVERY_MS, SILENCES_FILE
+from holdfast.broker.node.group_service import NOTED_EVERY_MS, SILENCES_FILE
 from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareNode
 

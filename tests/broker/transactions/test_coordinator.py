@@ -19,8 +19,8 @@ from holdfast.broker.transactions.model import (
     ProducerIdentity,
     TransactionMetadata,
     TransactionState,
+    record_of,
 )
-from holdfast.broker.transactions.records import record_of
 from holdfast.errors import ApiError
 from holdfast.wire.batch import iterate_records
 

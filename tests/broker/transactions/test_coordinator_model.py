@@ -35,8 +35,9 @@ from holdfast.broker.transactions.model import (
     ProducerIdentity,
     TransactionMetadata,
     TransactionState,
+    read_record,
+    record_of,
 )
-from holdfast.broker.transactions.records import read_record, record_of
 from holdfast.wire.batch import Record
 
 IDS = ("copy", "nearly used up")

@@ -15,9 +15,9 @@ from holdfast.broker.groups.offsets import OffsetStore
 from holdfast.broker.log import cleaner, record_filter
 from holdfast.broker.log.log import Log
 from holdfast.broker.log.producer_state import ProducerStateMap
-from holdfast.broker.log.survey import Survey
+from holdfast.broker.log.scan import Survey
 from holdfast.broker.metadata import changes
-from holdfast.broker.node.coordinator_partition import CoordinatorPartition
+from holdfast.broker.node.coordination import CoordinatorPartition
 from holdfast.broker.node.handlers import transactions as transaction_handlers
 from holdfast.broker.transactions import rules
 from holdfast.broker.transactions.coordinator import TransactionCoordinator

@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.atomic import read_whole
 from holdfast.broker.dump.batches import DumpOptions, Event, finding
-from holdfast.broker.log.index import OffsetIndex, TimeIndex
+from holdfast.broker.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from holdfast.broker.log.scan import FoundBatch, scan_headers
-from holdfast.broker.log.transaction_index import TransactionIndex
 from holdfast.broker.log.write_ahead import content_end
 from holdfast.errors import CorruptLog
 from holdfast.seams import FileSystem

@@ -30,9 +30,9 @@ from holdfast.broker.log.checkpoints import (
     decode_offsets,
     decode_partition_metadata,
 )
-from holdfast.broker.log.cut_bytes import CUT_SUFFIX
 from holdfast.broker.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
-from holdfast.broker.log.producer_snapshot import decode_snapshot
+from holdfast.broker.log.producer_state import decode_snapshot
+from holdfast.broker.log.recovery_steps import CUT_SUFFIX
 from holdfast.errors import ConfigError, CorruptLog, UsageError
 from holdfast.seams import FileSystem
 

@@ -10,11 +10,11 @@ What every assignor promises, whatever it is given:
 - nothing else is given to anybody;
 - the same input gives the same answer, on every machine.
 
-`uniform` balances: where all members subscribe to the same topics, their shares differ by one at most; where they do
-not, no single partition could move to a less loaded subscriber and make the two more equal. Among balanced answers it
-takes one that moves as little as it can. `range` gives each member a run of neighbouring partitions of each topic, the
-same run of each topic where counts and subscribers agree, which is what joins of streams rely on; it is sticky only
-through its order: static members by instance id, then the others by member id.
+`uniform` balances: where all members subscribe to the same topics, their shares differ by one at most; where they
+do not, no single partition could move to a less loaded subscriber and make the two more equal. Among balanced
+answers it takes one that moves as little as it can. `range` gives each member a run of neighbouring partitions of
+each topic, the same run of each topic where counts and subscribers agree, which is what joins of streams rely on;
+it is sticky only through its order: static members by instance id, then the others by member id.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The classic group protocol: members meet, one of them shares the work out, and all learn their part.
 
-A group lives in generations. A rebalance gathers the members (PreparingRebalance): everybody sends JoinGroup and waits.
-When all are there, or time is up, a new generation begins (CompletingRebalance): everybody is told it, the leader is
-told who the others are. Everybody sends SyncGroup and waits for the leader's, which brings the assignments. They are
-recorded, and the group is Stable until somebody comes, goes or changes.
+A group lives in generations. A rebalance gathers the members (PreparingRebalance): everybody sends JoinGroup and
+waits. When all are there, or time is up, a new generation begins (CompletingRebalance): everybody is told it, the
+leader is told who the others are. Everybody sends SyncGroup and waits for the leader's, which brings the
+assignments. They are recorded, and the group is Stable until somebody comes, goes or changes.
 
     Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──leader's sync──▶ Stable
       ▲                    │  ▲  ▲                             │                               │
@@ -13,12 +13,12 @@ recorded, and the group is Stable until somebody comes, goes or changes.
 Rules kept:
 
 - One record holds the whole group. It is appended when assignments arrive, when a static member changes its id, and
-  when the group becomes empty; a generation nobody has an assignment of yet is not recorded, and after a crash the one
-  before it stands, whose members are told to join again by ILLEGAL_GENERATION.
-- A first rebalance waits `group.initial.rebalance.delay.ms` for others, and again while new ones come, at most for the
-  longest rebalance time-out. Later ones wait for the members known, and for those that were given an id.
-- Members that wait for us are not late. Those that never got an answer are forgotten after a few minutes.
-- A dynamic member that does not join in time is out; a static one keeps its membership until its session ends.
+when the group becomes empty; a generation nobody has an assignment of yet is not recorded, and after a crash the
+one before it stands, whose members are told to join again by ILLEGAL_GENERATION. - A first rebalance waits
+`group.initial.rebalance.delay.ms` for others, and again while new ones come, at most for the longest rebalance
+time-out. Later ones wait for the members known, and for those that were given an id. - Members that wait for us are
+not late. Those that never got an answer are forgotten after a few minutes. - A dynamic member that does not join in
+time is out; a static one keeps its membership until its session ends.
 """
 
 from __future__ import annotations
@@ -29,11 +29,17 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.groups.classic_members import ClassicMember, Membership
-from holdfast.broker.groups.classic_records import group_record, group_tombstone
-from holdfast.broker.groups.classic_states import TRANSITIONS, ClassicState
+from holdfast.broker.groups.classic_state import (
+    TRANSITIONS,
+    ClassicMember,
+    ClassicState,
+    Membership,
+    described,
+    group_record,
+    group_tombstone,
+    joined,
+)
 from holdfast.broker.groups.classic_time import Gathering, Sessions, SyncPhase
-from holdfast.broker.groups.classic_views import described, joined
 from holdfast.broker.groups.model import (
     CONSUMER_PROTOCOL_TYPE,
     NO_MEMBER_ID,
@@ -71,8 +77,8 @@ class ClassicGroup:
         self._state = ClassicState.EMPTY
         self._came_from = ClassicState.EMPTY
         self.state_since_ms: int | None = None
-        """Wall clock; committed offsets of an empty group expire from here on. None for a group of which only committed
-        offsets are known."""
+        """Wall clock; committed offsets of an empty group expire from here on. None for a group of which only
+        committed offsets are known."""
         self.generation = 0
         self.is_unsettled = False
         """As it was recorded: there are partitions that nobody of it was given."""

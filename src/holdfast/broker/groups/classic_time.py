@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.broker.groups.classic_members import ClassicMember, Membership
+from holdfast.broker.groups.classic_state import ClassicMember, Membership
 from holdfast.broker.groups.model import CoordinatorContext
 from holdfast.seams import Now, Schedule, Scheduled
 

@@ -6,11 +6,11 @@ moved, nothing is computed, nothing is appended. Everything else is a `Turn`.
 
 Rules kept:
 
-- A request is checked whole before anything is decided; what is decided is appended before it counts (`commit`).
-- A member lives as long as its session, which every heartbeat begins anew. Its timer fires at a deadline that may have
-  moved, looks, and is set again.
-- A member that must give partitions up has its rebalance time-out for that, and is out when it has not.
-- When topics change, each group looks at its own at its next heartbeat; nobody iterates over groups.
+- A request is checked whole before anything is decided; what is decided is appended before it counts (`commit`). -
+A member lives as long as its session, which every heartbeat begins anew. Its timer fires at a deadline that may
+have moved, looks, and is set again. - A member that must give partitions up has its rebalance time-out for that,
+and is out when it has not. - When topics change, each group looks at its own at its next heartbeat; nobody iterates
+over groups.
 """
 
 from __future__ import annotations
@@ -24,25 +24,21 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups import migration, regex
 from holdfast.broker.groups.assignors import ASSIGNORS, Assignment
-from holdfast.broker.groups.consumer_classic import ClassicMembers
 from holdfast.broker.groups.consumer_group import ConsumerGroup, Timing
 from holdfast.broker.groups.consumer_member import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
+    NO_TIMEOUT_MS,
     STATIC_LEAVE_EPOCH,
+    ConsumerDescription,
+    ConsumerHeartbeat,
+    ConsumerReply,
     MemberState,
     Profile,
     away,
     is_within,
 )
-from holdfast.broker.groups.consumer_model import (
-    NO_TIMEOUT_MS,
-    ConsumerDescription,
-    ConsumerHeartbeat,
-    ConsumerReply,
-)
-from holdfast.broker.groups.consumer_records import Change, current_assignment_change, encoded
-from holdfast.broker.groups.consumer_state import ConsumerMember
+from holdfast.broker.groups.consumer_state import Change, ConsumerMember, current_assignment_change, encoded
 from holdfast.broker.groups.consumer_turn import (
     Circumstances,
     Requester,
@@ -52,8 +48,7 @@ from holdfast.broker.groups.consumer_turn import (
     topics_followed,
     usable,
 )
-from holdfast.broker.groups.model import Group, Records, Registry
-from holdfast.broker.groups.names import MEMBER_ID_BYTES_ADDED, has_room
+from holdfast.broker.groups.model import MEMBER_ID_BYTES_ADDED, Group, Records, Registry, has_room
 from holdfast.errors import ApiError
 from holdfast.saying import warn
 from holdfast.seams import Now
@@ -83,7 +78,7 @@ class ConsumerGroups:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.context = registry.context
-        self.classic = ClassicMembers(self)
+        self.classic = migration.ClassicMembers(self)
         self._topics_version = 0
 
     # The protocol

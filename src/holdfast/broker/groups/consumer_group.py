@@ -1,7 +1,7 @@
 """A group of the consumer protocol as the rest of the coordinator sees it.
 
-What members do to it is in `consumer` (the protocol's own heartbeat), in `consumer_classic` (members that speak the
-classic protocol) and in `migration` (becoming a classic group, and coming from one).
+What members do to it is in `consumer` (the protocol's own heartbeat) and in `migration` (members that speak the
+classic protocol, becoming a classic group, and coming from one).
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.groups.consumer_member import Held, Profile
-from holdfast.broker.groups.consumer_model import (
+from holdfast.broker.groups.consumer_member import (
     ConsumerDescription,
     ConsumerMemberDescription,
+    Held,
     NamedPartitions,
+    Profile,
 )
-from holdfast.broker.groups.consumer_records import Change, encoded, group_tombstones
-from holdfast.broker.groups.consumer_state import ConsumerMember, ConsumerState
+from holdfast.broker.groups.consumer_state import (
+    Change,
+    ConsumerMember,
+    ConsumerState,
+    encoded,
+    group_tombstones,
+)
 from holdfast.broker.groups.consumer_turn import preferred_assignor
 from holdfast.broker.groups.model import (
     CONSUMER_PROTOCOL_TYPE,

@@ -9,13 +9,18 @@ that its heartbeats drive, and at every step a partition has one owner at most:
 - *unreleased*: it has the target's epoch and everything that was free; the rest is still held by others, and is
   given to it one by one as they let go.
 
-A `CurrentAssignment` is a value: `reconcile` makes the next one and touches nothing. Each partition is held since some
-epoch; a commit that a slow client sends with an older epoch of its own is good for what it has held since then.
+A `CurrentAssignment` is a value: `reconcile` makes the next one and touches nothing. Each partition is held since
+some epoch; a commit that a slow client sends with an older epoch of its own is good for what it has held since
+then.
+
+Below it stand what is said to a group of the consumer protocol and what it answers, and the way between the
+partitions such a group gives out, by topic id, and what its classic members say and are told, which is by name and
+inside JoinGroup and SyncGroup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
@@ -24,7 +29,9 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.assignors import NOTHING, Assignment
+from holdfast.broker.groups.model import Topics
 from holdfast.errors import ApiError
+from holdfast.wire.consumer_protocol import ConsumerAssignment, OwnedPartitions, decode_subscription
 from holdfast.wire.coordinator_records import ClassicMemberMetadata
 
 JOIN_EPOCH: Final = 0
@@ -128,7 +135,8 @@ class Step(NamedTuple):
     """The topics it subscribes to that exist. Only these are given to it, whatever an older target says."""
     has_other_owner: Callable[[UUID, int], bool]
     drops_unsubscribed: bool = False
-    """Partitions of topics it has left, or that are no more, are taken from it though the target has not caught up."""
+    """Partitions of topics it has left, or that are no more, are taken from it though the target has not caught
+    up."""
 
 
 def reconcile(held: CurrentAssignment, step: Step) -> CurrentAssignment:
@@ -220,3 +228,87 @@ def away(held: CurrentAssignment) -> CurrentAssignment:
 def returned(held: CurrentAssignment) -> CurrentAssignment:
     """A static member is back under another id: what it held is still its own, and it catches up from there."""
     return replace(held, epoch=JOIN_EPOCH, previous_epoch=JOIN_EPOCH)
+
+
+NO_TIMEOUT_MS: Final = -1
+"""A member whose rebalance time-out has not changed says so with this."""
+
+
+class ConsumerHeartbeat(NamedTuple):
+    """A heartbeat; what has not changed since the last one is None, and what is not None counts."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    """0 joins, -1 leaves, -2 is a static member that will be back."""
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = NO_TIMEOUT_MS
+    topic_names: tuple[str, ...] | None = None
+    topic_regex: str | None = None
+    server_assignor: str | None = None
+    owned: Owned | None = None
+    client_id: str = ""
+    client_host: str = ""
+    api_version: int = 1
+
+
+class ConsumerReply(NamedTuple):
+    member_id: str
+    member_epoch: int
+    heartbeat_interval_ms: int
+    assignment: Assignment | None = None
+    """What the member may use from now on; None when that has not changed."""
+
+
+class NamedPartitions(NamedTuple):
+    topic_id: UUID
+    topic_name: str
+    partitions: tuple[int, ...]
+
+
+class ConsumerMemberDescription(NamedTuple):
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    member_epoch: int
+    client_id: str
+    client_host: str
+    topic_names: tuple[str, ...]
+    topic_regex: str | None
+    assignment: tuple[NamedPartitions, ...]
+    target: tuple[NamedPartitions, ...]
+    is_classic: bool
+
+
+class ConsumerDescription(NamedTuple):
+    group_id: str
+    state: str
+    epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[ConsumerMemberDescription, ...]
+
+
+def by_topic_id(named: Iterable[OwnedPartitions], topics: Topics) -> dict[UUID, tuple[int, ...]]:
+    """Topics that are gone are left out."""
+    found = ((topics.by_name(each.topic), each.partitions) for each in named)
+    return {facts.topic_id: partitions for facts, partitions in found if facts is not None}
+
+
+def embedded_assignment(held: Held, metadata: bytes, topics: Topics) -> bytes:
+    """What a classic member holds, in the layout of what it said of itself."""
+    found = ((topics.by_id(topic_id), partitions) for topic_id, partitions in held.items())
+    assigned = sorted(
+        (
+            OwnedPartitions(facts.name, tuple(sorted(partitions)))
+            for facts, partitions in found
+            if facts is not None
+        ),
+        key=lambda each: each.topic,
+    )
+    try:
+        version, _ = decode_subscription(metadata)
+    except ValueError:
+        version = 0
+    return ConsumerAssignment(assigned_partitions=tuple(assigned)).encode(version)

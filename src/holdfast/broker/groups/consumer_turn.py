@@ -29,8 +29,11 @@ from holdfast.broker.groups.consumer_member import (
     reconcile,
     returned,
 )
-from holdfast.broker.groups.consumer_records import (
+from holdfast.broker.groups.consumer_state import (
     Change,
+    ConsumerMember,
+    ConsumerState,
+    Counter,
     current_assignment_change,
     epoch_change,
     legacy_metadata_tombstone,
@@ -41,7 +44,6 @@ from holdfast.broker.groups.consumer_records import (
     target_change,
     target_epoch_change,
 )
-from holdfast.broker.groups.consumer_state import ConsumerMember, ConsumerState, Counter
 from holdfast.broker.groups.model import Topics
 from holdfast.broker.groups.regex import Resolution
 from holdfast.seams import Now

@@ -1,7 +1,7 @@
 """The coordinator of one partition of `__consumer_offsets`: its groups and their committed offsets.
 
-It finds the group a request is about, makes it when it is the first to speak of it, and lets it decide. Groups of both
-kinds look alike from here (`model.Group`); the requests of the consumer protocol go to `consumer_groups`.
+It finds the group a request is about, makes it when it is the first to speak of it, and lets it decide. Groups of
+both kinds look alike from here (`model.Group`); the requests of the consumer protocol go to `consumer_groups`.
 
 A group exists while it has members, committed offsets, or a record of its own. A group that only commits committed
 offsets, a *simple* one, has no record: it is there because its committed offsets are.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.classic import ClassicGroup
-from holdfast.broker.groups.classic_records import new_group_record, restore_group
+from holdfast.broker.groups.classic_state import new_group_record, restore_group
 from holdfast.broker.groups.consumer import ConsumerGroups
 from holdfast.broker.groups.model import (
     NO_MEMBER_ID,
@@ -39,10 +39,10 @@ from holdfast.broker.groups.model import (
     SyncRequest,
     TransactionalCommit,
     append_error,
+    refuse_id_too_long,
+    refuse_long_names,
 )
-from holdfast.broker.groups.names import refuse_id_too_long, refuse_long_names
-from holdfast.broker.groups.offsets import OffsetStore, Tombstone
-from holdfast.broker.groups.offsets_replay import OffsetReplay
+from holdfast.broker.groups.offsets import OffsetReplay, OffsetStore, Tombstone
 from holdfast.errors import ApiError
 from holdfast.saying import warn
 from holdfast.seams import Now, Scheduled

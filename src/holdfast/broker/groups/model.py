@@ -14,6 +14,10 @@ The rules every group keeps:
   error and changes nothing.
 - Time comes in through `now` and the schedule. A deadline that a heartbeat moves is a plain field: its timer fires
   at the old deadline, looks, and is set again.
+
+Names that end up in records may be only so long. Requests of newer versions have room for names of any length. A
+key, and the one record of a classic group, have two bytes for the length of each. What has no room there is refused
+before a group depends on it: a group that cannot be recorded can never be stable.
 """
 
 from __future__ import annotations
@@ -385,3 +389,30 @@ def append_error(error: ApiError) -> ErrorCode:
     if error.code in (ErrorCode.message_too_large, ErrorCode.record_list_too_large):
         return ErrorCode.unknown_server_error
     return error.code
+
+
+NAME_BYTES_MAX: Final = 0x7FFF
+MEMBER_ID_BYTES_ADDED: Final = 37
+"""A dash and a UUID make a member's id of the name of its client or instance."""
+
+
+def has_room(name: str | None, *, added: int = 0) -> bool:
+    room = NAME_BYTES_MAX - added
+    return name is None or len(name) <= room // 4 or len(name.encode()) <= room
+
+
+def refuse_id_too_long(group_id: str) -> None:
+    if not has_room(group_id):
+        raise ApiError(ErrorCode.invalid_group_id, f"a group id of {len(group_id)} characters")
+
+
+def refuse_long_names(request: JoinRequest) -> None:
+    named = request.client_id if request.group_instance_id is None else request.group_instance_id
+    others = (request.member_id, request.protocol_type, *(protocol.name for protocol in request.protocols))
+    if not has_room(named, added=MEMBER_ID_BYTES_ADDED) or not all(map(has_room, others)):
+        raise ApiError(ErrorCode.invalid_request, "a name that no record has room for")
+
+
+def not_recorded(error: ValueError) -> ApiError:
+    """What could not be written as a record, as the answer to whoever said it."""
+    return ApiError(ErrorCode.invalid_request, f"no record has room for this: {error}")

@@ -38,14 +38,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from holdfast.broker.log.batches import PIECE_BYTES, Batch, read_batches
-from holdfast.broker.log.index import RELATIVE_OFFSET_MAX
+from holdfast.broker.log.index import RELATIVE_OFFSET_MAX, TransactionIndex
 from holdfast.broker.log.record_filter import (
     keep_latest,
     largest_timestamp_delta,
     note_keys,
     shift_timestamps,
 )
+from holdfast.broker.log.scan import PIECE_BYTES, Batch, Stretch, Survey, read_batches, survey
 from holdfast.broker.log.segment import (
     CLEANED_SUFFIX,
     INDEX_SUFFIX,
@@ -54,8 +54,6 @@ from holdfast.broker.log.segment import (
     TXN_INDEX_SUFFIX,
     Segment,
 )
-from holdfast.broker.log.survey import Stretch, Survey, survey
-from holdfast.broker.log.transaction_index import TransactionIndex
 from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.seams import Buffer, File, FileSystem
 from holdfast.wire.batch import (
@@ -393,8 +391,8 @@ class _Cleaner:
         """Give `output` the aborted transactions consumers must still be told of: those that had batches before this
         round.
 
-        It gets a file whenever the replaced segments had one, even if it is empty now, so that the old one never stands
-        beside the new segment.
+        It gets a file whenever the replaced segments had one, even if it is empty now, so that the old one never
+        stands beside the new segment.
         """
         kept = TransactionIndex(output.base_offset)
         for source in group:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from holdfast.broker.log.batches import walk_headers
+from holdfast.broker.log.index import TransactionIndex
 from holdfast.broker.log.producer_state import CompletedTransaction, ProducerStateMap
+from holdfast.broker.log.scan import walk_headers
 from holdfast.broker.log.segment import Segment
-from holdfast.broker.log.transaction_index import TransactionIndex
 from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.seams import Buffer, File
 from holdfast.wire.batch import CONTROL, TRANSACTIONAL, BatchHeader, Record, build_batch, iterate_records

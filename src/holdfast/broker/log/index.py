@@ -1,6 +1,7 @@
-"""The two sparse indexes of a segment: from offsets to file positions, and from timestamps to offsets.
+"""The index files of a segment: where offsets and times are in its log, and which transactions were aborted.
 
-Both are Kafka's files, big endian, one entry every `index.interval.bytes` of log:
+The two sparse indexes lead from offsets to file positions, and from timestamps to offsets. Both are Kafka's files,
+big endian, one entry every `index.interval.bytes` of log:
 
     .index       int32 offset − base offset, int32 position in the .log file
     .timeindex   int64 timestamp, int32 offset − base offset
@@ -21,6 +22,30 @@ it as the beginning of the segment.
 A file that was allocated ahead ends in zeros. An offset index never holds an entry (0, 0): the first entry
 comes after a whole interval of log. A time index may begin with one, so there only zeros after another
 entry are padding.
+
+Checksums of a segment's index files, which have none themselves: `*.sums`, written with them.
+
+Four CRC-32C, big endian: of the offset index, of the time index, of the transaction index (of nothing when there is
+no file), and of these three. An index that it does not prove is rebuilt from the batches. So a lost or damaged
+index costs time and never shows a record of an aborted transaction, nor hides one from a lookup by time. Apache
+Kafka writes none: then the offset and the time index prove themselves by their last entries, and the transaction
+index is rebuilt.
+
+The `.txnindex` file of a segment: the aborted transactions whose markers the segment holds.
+
+A read_committed consumer gets records of aborted transactions along with the others and drops them itself;
+for that a fetch tells it which producers aborted from which offset on. Kafka's format, one entry per
+aborted transaction in the order of their markers, big endian:
+
+    int16 version (0), int64 producer id, int64 first offset, int64 last offset (the marker's),
+    int64 last stable offset
+
+The last stable offset of an entry is where the undecided part of the log began once that marker was
+appended. It never falls from entry to entry. So a search that must know every transaction that touches
+offsets below some bound can stop at the first entry whose last stable offset has reached the bound:
+whatever aborts later began later.
+
+Segments without aborted transactions have no such file.
 """
 
 from __future__ import annotations
@@ -32,9 +57,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import islice
 from operator import ge, gt
+from struct import Struct
+from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
+from holdfast.atomic import read_whole
 from holdfast.errors import CorruptLog, UsageError
-from holdfast.seams import Buffer
+from holdfast.seams import Buffer, FileSystem
 
 RELATIVE_OFFSET_MAX = 2**31 - 1
 """Offsets of one segment span at most this much; the log rolls before."""
@@ -254,3 +284,136 @@ def _big_endian(words: array[int]) -> bytes:
     if _SWAP_BYTES:
         words.byteswap()
     return words.tobytes()
+
+
+NO_CONTENT: Final = crc32c(b"")
+_SUMS: Final = Struct(">III")
+_CHECK: Final = Struct(">I")
+
+
+class IndexSums(NamedTuple):
+    offsets: int
+    times: int
+    transactions: int
+
+    @classmethod
+    def of(cls, *contents: bytes) -> IndexSums:
+        """Of the files' contents in the order of the fields."""
+        return cls(*map(crc32c, contents))
+
+    def to_bytes(self) -> bytes:
+        data = _SUMS.pack(*self)
+        return data + _CHECK.pack(crc32c(data))
+
+
+def read_sums(fs: FileSystem, path: str) -> IndexSums | None:
+    """None when there is no such file, or it does not hold."""
+    try:
+        data = read_whole(fs, path)
+    except FileNotFoundError:
+        return None
+    if len(data) != _SUMS.size + _CHECK.size:
+        return None
+    sums = IndexSums._make(_SUMS.unpack_from(data))
+    return sums if sums.to_bytes() == data else None
+
+
+ENTRY_VERSION = 0
+
+_ENTRY = Struct(">hqqqq")
+
+
+class AbortedTransaction(NamedTuple):
+    """What a fetch tells a consumer."""
+
+    producer_id: int
+    first_offset: int
+
+
+class AbortedEntry(NamedTuple):
+    """One entry of the file."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class AbortedSearch(NamedTuple):
+    transactions: list[AbortedTransaction]
+    is_complete: bool
+    """Whether later segments cannot add to them."""
+
+
+class TransactionIndex(EntryFile):
+    """The aborted transactions whose markers lie in the segment that begins at `base_offset`."""
+
+    entry_bytes = _ENTRY.size
+
+    def __init__(self, base_offset: int = 0) -> None:
+        self.base_offset = base_offset
+        self._producer_ids = array("q")
+        self._first_offsets = array("q")
+        self._last_offsets = array("q")
+        self._last_stable_offsets = array("q")
+
+    def __len__(self) -> int:
+        return len(self._last_offsets)
+
+    @property
+    def entries(self) -> Iterator[AbortedEntry]:
+        return map(AbortedEntry, *self._columns)
+
+    @property
+    def _columns(self) -> tuple[array[int], array[int], array[int], array[int]]:
+        return self._producer_ids, self._first_offsets, self._last_offsets, self._last_stable_offsets
+
+    @property
+    def last_offset(self) -> int | None:
+        """The offset of the last marker."""
+        return self._last_offsets[-1] if self._last_offsets else None
+
+    def append(self, producer_id: int, first_offset: int, last_offset: int, last_stable_offset: int) -> None:
+        """Note a transaction that the marker at `last_offset` aborted."""
+        if self._last_offsets and last_offset <= self._last_offsets[-1]:
+            raise UsageError(f"a marker at {last_offset} does not follow the one at {self._last_offsets[-1]}")
+        self._add(producer_id, first_offset, last_offset, last_stable_offset)
+
+    def _add(self, *fields: int) -> None:
+        for column, value in zip(self._columns, fields, strict=True):
+            column.append(value)
+
+    def collect(self, fetch_offset: int, upper_bound: int) -> AbortedSearch:
+        """The aborted transactions that touch the offsets from `fetch_offset` up to below `upper_bound`."""
+        found: list[AbortedTransaction] = []
+        for slot in range(bisect_left(self._last_offsets, fetch_offset), len(self)):
+            if self._first_offsets[slot] < upper_bound:
+                found.append(AbortedTransaction(self._producer_ids[slot], self._first_offsets[slot]))
+            if self._last_stable_offsets[slot] >= upper_bound:
+                return AbortedSearch(found, True)
+        return AbortedSearch(found, False)
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, base_offset: int) -> TransactionIndex:
+        """Read a file's content; `CorruptLog` when no append could have written it."""
+        index = cls(base_offset)
+        what = f"transaction index from {base_offset}"
+        index._check_whole_entries(data, what)
+        previous_offset = base_offset - 1
+        for number, (version, *fields) in enumerate(_ENTRY.iter_unpack(data)):
+            if version != ENTRY_VERSION:
+                raise CorruptLog(f"{what}: entry {number} has the unknown version {version}")
+            entry = AbortedEntry(*fields)
+            if not (
+                entry.producer_id >= 0
+                and 0 <= entry.first_offset < entry.last_offset
+                and entry.last_offset > previous_offset
+                and 0 <= entry.last_stable_offset <= entry.last_offset + 1
+            ):
+                raise CorruptLog(f"{what}: entry {number} cannot be, {entry}")
+            previous_offset = entry.last_offset
+            index._add(*entry)
+        return index
+
+    def to_bytes(self) -> bytes:
+        return b"".join(_ENTRY.pack(ENTRY_VERSION, *entry) for entry in self.entries)

@@ -5,7 +5,12 @@ Epochs and start offsets both grow strictly. An epoch that wrote nothing leaves 
 begin at the same offset takes its place.
 
 The file `leader-epoch-checkpoint` is Kafka's: text lines, version 0, the count, then `epoch start-offset`
-each. When it is written, `epoch_files` says.
+each. `EpochFiles` writes it without anybody waiting for it.
+
+Batches tell their epoch, and recovery reads all of the active segment. So files have to know of an epoch only when
+the segment it began in is sealed. Then all epochs are written aside, to be flushed with what was sealed. Kafka's
+name for the file follows when the log is closed; until then whoever opens the log takes the one of the two that
+knows more.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from typing import Final, NamedTuple
 from holdfast.atomic import read_whole, write_atomically
 from holdfast.broker.log.checkpoints import OFFSET_MAX, decode_checkpoint, encode_checkpoint, parse_number
 from holdfast.errors import CorruptLog, UsageError
-from holdfast.seams import FileSystem
+from holdfast.saying import Say, warn
+from holdfast.seams import File, FileSystem
 
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 UNDEFINED_EPOCH: Final = -1
@@ -135,3 +141,70 @@ class LeaderEpochs:
     def read(cls, fs: FileSystem, path: str) -> LeaderEpochs:
         """The file's epochs; none when there is no file."""
         return cls.from_bytes(read_whole(fs, path), path) if fs.exists(path) else cls()
+
+
+ASIDE_SUFFIX: Final = ".new"
+"""Not that of `atomic`, which nobody reads."""
+
+
+class EpochFiles:
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._path = f"{directory}/{LEADER_EPOCH_FILE}"
+        self._known = LeaderEpochs().entries
+        """What is in a file, or will be with the next flush."""
+        self._is_aside = False
+        """Whether the file aside knows more than the other."""
+
+    def read(self, say: Say) -> LeaderEpochs:
+        """What the last run has written; nothing when that is damaged."""
+        try:
+            epochs = LeaderEpochs.read(self._fs, self._path)
+        except CorruptLog as error:
+            say(warn(f"{error}; leader epochs are rebuilt from the log"))
+            epochs = LeaderEpochs()
+        try:
+            aside = LeaderEpochs.read(self._fs, self._path + ASIDE_SUFFIX)
+        except CorruptLog:
+            aside = LeaderEpochs()  # it was not flushed yet
+        self._is_aside = aside.latest_epoch > epochs.latest_epoch
+        epochs = aside if self._is_aside else epochs
+        self._known = epochs.entries
+        return epochs
+
+    def write_aside(self, epochs: LeaderEpochs) -> File | None:
+        """Write what no file knows yet; returns what must be flushed, after which `written_aside` is to be called."""
+        if epochs.entries == self._known:
+            return None
+        if self._is_aside:
+            # What stands there is needed until more is durable. Two changes in one run are rare enough to wait for.
+            self.write(epochs)
+            return None
+        file = self._fs.open(self._path + ASIDE_SUFFIX, "create")
+        file.truncate(0)
+        file.pwritev([epochs.to_bytes()], 0)
+        return file
+
+    def written_aside(self, epochs: LeaderEpochs) -> None:
+        self._known = epochs.entries
+        self._is_aside = True
+
+    def write(self, epochs: LeaderEpochs) -> None:
+        """Make all of them durable under the file's own name. Blocks."""
+        epochs.write(self._fs, self._path)
+        self._known = epochs.entries
+        self._is_aside = False
+
+    def keep_sealed(self, epochs: LeaderEpochs, active_base: int) -> None:
+        """Write at once, when a log was opened, what another recovery would not find in the active segment.
+
+        What a killed process wrote aside was perhaps not flushed.
+        """
+        sealed = [epoch for epoch in epochs.entries if epoch.start_offset < active_base]
+        if self._is_aside or any(epoch not in self._known for epoch in sealed):
+            self.write(epochs)
+
+    def close(self) -> None:
+        if self._is_aside:
+            self._fs.rename(self._path + ASIDE_SUFFIX, self._path)
+            self._is_aside = False

@@ -25,10 +25,9 @@ from zlib import crc32
 
 from holdfast.atomic import flush_each, rename_all
 from holdfast.broker.log.end_markers import add_aborted, read_end_marker, rebuild_transactions
-from holdfast.broker.log.epoch_files import EpochFiles
-from holdfast.broker.log.leader_epochs import LeaderEpochs
-from holdfast.broker.log.producer_snapshot import encode_snapshot
-from holdfast.broker.log.producer_state import ProducerStateMap
+from holdfast.broker.log.index import AbortedTransaction, TransactionIndex
+from holdfast.broker.log.leader_epochs import EpochFiles, LeaderEpochs
+from holdfast.broker.log.producer_state import ProducerStateMap, encode_snapshot
 from holdfast.broker.log.scan import FoundBatch, header_at, scan_headers
 from holdfast.broker.log.segment import (
     DELETED_SUFFIX,
@@ -40,7 +39,6 @@ from holdfast.broker.log.segment import (
     offset_name,
     timestamp_of,
 )
-from holdfast.broker.log.transaction_index import AbortedTransaction, TransactionIndex
 from holdfast.broker.log.write_ahead import NO_ROOM_ERRNOS, WriteAhead
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog

@@ -27,15 +27,19 @@ from typing import NamedTuple
 
 from holdfast.atomic import flush_file, parent_of
 from holdfast.broker.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
-from holdfast.broker.log.cut_bytes import cut_off, remove_files
 from holdfast.broker.log.end_markers import add_aborted, rebuild_transactions, replay_batch
-from holdfast.broker.log.epoch_files import EpochFiles
-from holdfast.broker.log.interrupted import finish_interrupted_work
-from holdfast.broker.log.leader_epochs import LeaderEpochs
+from holdfast.broker.log.index import TransactionIndex
+from holdfast.broker.log.leader_epochs import EpochFiles, LeaderEpochs
 from holdfast.broker.log.log import Log
-from holdfast.broker.log.lost_offsets import LostOffsets
-from holdfast.broker.log.named_start import settle_start
 from holdfast.broker.log.producer_state import CompletedTransaction, ProducerStateMap
+from holdfast.broker.log.recovery_steps import (
+    LostOffsets,
+    Snapshots,
+    cut_off,
+    finish_interrupted_work,
+    remove_files,
+    settle_start,
+)
 from holdfast.broker.log.scan import ANYWHERE, Damage, VerifiedScan, find_later_batch, header_at, scan_headers
 from holdfast.broker.log.segment import (
     LOG_SUFFIX,
@@ -46,8 +50,6 @@ from holdfast.broker.log.segment import (
     offset_name,
     timestamp_of,
 )
-from holdfast.broker.log.snapshots import Snapshots
-from holdfast.broker.log.transaction_index import TransactionIndex
 from holdfast.broker.log.write_ahead import content_end
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
@@ -66,7 +68,8 @@ class Trust(NamedTuple):
     recovery_point_known: bool = True
     """Whether the file of recovery points was there to be read. Without it compaction may have been anywhere."""
     start_offset_known: bool = True
-    """Whether the file of log starts was there to be read. Without it the first segment tells where the log starts."""
+    """Whether the file of log starts was there to be read. Without it the first segment tells where the log
+    starts."""
 
     @property
     def gaps_below(self) -> int:

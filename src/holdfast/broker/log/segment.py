@@ -8,8 +8,8 @@ from a lost one.
 
 The file of the active segment may be longer than the log: see `write_ahead`. A sealed one never is.
 
-Files are opened when first needed, and those of sealed segments closed when others were needed since, so that thousands
-of idle partitions cost no descriptors, and a long log a few.
+Files are opened when first needed, and those of sealed segments closed when others were needed since, so that
+thousands of idle partitions cost no descriptors, and a long log a few.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from holdfast.atomic import read_whole
-from holdfast.broker.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
-from holdfast.broker.log.index_sums import NO_CONTENT, IndexSums, read_sums
+from holdfast.broker.log.index import (
+    NO_CONTENT,
+    RELATIVE_OFFSET_MAX,
+    IndexSums,
+    OffsetIndex,
+    TimeIndex,
+    TransactionIndex,
+    read_sums,
+)
 from holdfast.broker.log.scan import FoundBatch, header_at, scan_headers
-from holdfast.broker.log.transaction_index import TransactionIndex
 from holdfast.broker.log.write_ahead import zeros
 from holdfast.errors import CorruptLog, UsageError
 from holdfast.seams import Buffer, File, FileSystem
@@ -159,7 +165,8 @@ class Segment:
 
     @property
     def transactions(self) -> TransactionIndex:
-        """The aborted transactions whose markers are here; `CorruptLog` or `OSError` when its file is lost or damaged.
+        """The aborted transactions whose markers are here; `CorruptLog` or `OSError` when its file is lost or
+        damaged.
 
         It cannot be rebuilt from this segment alone: where a transaction began may lie in an earlier one.
         """
@@ -435,9 +442,9 @@ def _batch_ends_at(file: File, position: int, last_offset: int) -> bool:
 def timestamp_of(header: BatchHeader) -> int:
     """The time a batch's age is counted from, or `NO_TIMESTAMP` when its header tells none that can be relied on.
 
-    Producers that know of no time write -1, 0, or a maximum below the base. A base in front of all time means that some
-    records have none. Where the broker stamped the batch, or compaction gave it a delete horizon, the base is no
-    record's time and says nothing.
+    Producers that know of no time write -1, 0, or a maximum below the base. A base in front of all time means that
+    some records have none. Where the broker stamped the batch, or compaction gave it a delete horizon, the base is
+    no record's time and says nothing.
     """
     newest = header.max_timestamp
     if newest <= 0:

@@ -5,10 +5,10 @@ were begun) every dirty partition that has no flush under way gets one. What is 
 with it is part of it; what comes later gathers for the next. An append therefore waits at most for the flush in
 progress and the one after it, and holds no thread while it waits.
 
-The order that makes an acknowledgement true: append, flush returns, durable end moves, response leaves.
-A flush that fails takes its log directory offline: every waiter of every partition there is told, and
-nothing is flushed there again. A defect on the way counts as such a failure: nobody could say what is durable. A flush
-that could not be begun, since nothing more can be opened, has not failed: its waiters wait on.
+The order that makes an acknowledgement true: append, flush returns, durable end moves, response leaves. A flush
+that fails takes its log directory offline: every waiter of every partition there is told, and nothing is flushed
+there again. A defect on the way counts as such a failure: nobody could say what is durable. A flush that could not
+be begun, since nothing more can be opened, has not failed: its waiters wait on.
 """
 
 from __future__ import annotations

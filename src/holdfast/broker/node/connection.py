@@ -28,8 +28,7 @@ from holdfast.broker.node.context import (
     Session,
     Within,
 )
-from holdfast.broker.node.metadata_log import MetadataLog
-from holdfast.broker.node.settings import Settings
+from holdfast.broker.node.metadata_log import MetadataLog, Settings
 from holdfast.broker.node.timers import Timer, Timers
 from holdfast.broker.node.usual_produce import UsualProduce
 from holdfast.errors import MalformedFrame

@@ -1,9 +1,19 @@
 """Log directories: where partitions live, and what is known about each directory as a whole.
 
 Files in its root, in Kafka's names and formats: `meta.properties`, the lock, the offset checkpoints, the
-clean-shutdown marker. One of our own, `holdfast.session`, names the boot of the machine the directory was
-last used under, so that the next start can tell a killed process from a power failure (see `log.recovery`), and the run
-of the broker, so that it can tell the directory from an older copy.
+clean-shutdown marker. One of our own, `holdfast.session`, names the boot of the machine the directory was last used
+under, so that the next start can tell a killed process from a power failure (see `log.recovery`), and the run of
+the broker, so that it can tell the directory from an older copy.
+
+Names of partitions' directories, in Kafka's forms:
+
+    topic-N                 a partition
+    topic-N.<id>-delete     a deleted one that is to be removed; ours has the topic's id
+    topic-N.<id>-stray      one that belongs to no topic of this cluster, kept for whoever wants to look
+
+A name has at most 255 bytes, so with an id and a mark a long topic's name is cut, as Kafka cuts it. Cut names end
+with a checksum of the whole one: the checkpoints know partitions by their whole names, and two topics must not
+share one. Earlier versions left `topic-N-stray`; such directories are nobody's and stay as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +22,7 @@ import errno
 from collections.abc import Callable, Container, Mapping
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
+from zlib import crc32
 
 from holdfast.atomic import parent_of, read_whole, write_atomically
 from holdfast.broker.log.checkpoints import (
@@ -27,10 +38,45 @@ from holdfast.broker.log.checkpoints import (
 )
 from holdfast.broker.log.recovery import Trust
 from holdfast.broker.log.write_ahead import NO_ROOM_ERRNOS
-from holdfast.broker.node.directory_names import parse_name
 from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked
 from holdfast.saying import warn
 from holdfast.seams import FileSystem, FlushTarget, Lock
+
+NAME_BYTES_MAX: Final = 255
+DELETE_MARK: Final = "-delete"
+STRAY_MARK: Final = "-stray"
+
+
+class Marked(NamedTuple):
+    """The parts of a name with a mark."""
+
+    topic: str
+    """The topic's name, perhaps cut."""
+    partition: int
+    unique_id: str
+
+
+def marked_name(topic: str, index: int, unique_id: str, mark: str) -> str:
+    rest = f"-{index}.{unique_id}{mark}"
+    room = NAME_BYTES_MAX - len(rest)
+    if len(topic) > room:
+        checksum = f"{crc32(topic.encode()):08x}"
+        topic = topic[: room - len(checksum)] + checksum
+    return topic + rest
+
+
+def parse_marked(name: str, mark: str) -> Marked | None:
+    stem, _, unique_id = name.removesuffix(mark).rpartition(".")
+    parsed = parse_name(stem) if name.endswith(mark) else None
+    return Marked(*parsed, unique_id) if parsed is not None else None
+
+
+def parse_name(name: str) -> tuple[str, int] | None:
+    """Topic and index of a partition's directory; None when this is no such name."""
+    topic, _, index = name.rpartition("-")
+    is_number = index.isdecimal() and str(int(index)) == index
+    return (topic, int(index)) if topic and is_number else None
+
 
 NO_DESCRIPTOR_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 """A file could not be opened for want of descriptors: nothing was asked of the disk."""
@@ -110,7 +156,8 @@ class LogDirectory:
         self.recovery_points: Offsets = {}
         """As the file on disk has them, for certain: what compaction may rely on."""
         self.recovery_points_known = True
-        """Whether that file was there and whole, or the directory is new. If not, compaction may have been anywhere."""
+        """Whether that file was there and whole, or the directory is new. If not, compaction may have been
+        anywhere."""
         self.log_starts: Offsets = {}
         self.log_starts_known = True
         self._lock: Lock | None = None

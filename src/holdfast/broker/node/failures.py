@@ -1,12 +1,18 @@
 """What becomes of a disk's errors: a directory refuses writes for a while, or it is offline until restart.
 
-A directory that lacks room or descriptors stays in service: nothing was promised to whoever wanted to write. After any
-other error nobody can say what is durable there: the directory is offline, and everybody who waits for it is told.
-Without the directory of the metadata log the broker cannot go on.
+A directory that lacks room or descriptors stays in service: nothing was promised to whoever wanted to write. After
+any other error nobody can say what is durable there: the directory is offline, and everybody who waits for it is
+told. Without the directory of the metadata log the broker cannot go on.
+
+`Presence` looks whether directories and files in use are still where their names lead. A file that is removed, or
+whose directory is mounted over, takes writes and flushes as before, and what it acknowledged is gone with the
+process. So once a second every log directory, and the active segments that were flushed since the last look, are
+held against their paths; a directory that is gone, or where one of them is, has failed.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from traceback import format_exception
@@ -115,3 +121,42 @@ def _listed(partitions: Sequence[HostedPartition]) -> str:
     names = ", ".join(partition.name for partition in partitions[:NAMED_MAX])
     more = len(partitions) - NAMED_MAX
     return f"{len(partitions)} partitions ({names}{f' and {more} more' if more > 0 else ''})"
+
+
+LOOKED_AT_MAX: Final = 256
+"""Partitions looked at in one round: about a millisecond. The others come in the rounds after it."""
+
+
+class Presence:
+    def __init__(self, directories: Sequence[LogDirectory]) -> None:
+        self._directories = directories
+        self._due: dict[HostedPartition, None] = {}
+
+    def watch(self, partition: HostedPartition) -> None:
+        self._due[partition] = None
+
+    def look(self) -> None:
+        for directory in self._directories:
+            if not directory.offline:
+                try:
+                    directory.require_in_place()
+                except OSError as error:
+                    directory.refuses(error)
+        for partition in list(self._due)[:LOOKED_AT_MAX]:
+            del self._due[partition]
+            if partition.offline or partition.is_deleted:
+                continue
+            try:
+                self._require(partition)
+            except OSError as error:
+                if partition.directory.refuses(error):
+                    self._due[partition] = None
+
+    def _require(self, partition: HostedPartition) -> None:
+        file = partition.log.active.file
+        if not file.is_at_path():
+            raise OSError(
+                errno.ENOENT,
+                "was removed or replaced while in use; what it took since then is lost unless it is put back",
+                file.path,
+            )

@@ -8,9 +8,9 @@
     (id, n)                       incremental: partitions named are added or changed, forgotten ones removed
 
 An epoch that is not the next one is refused; the client then begins anew. A session that has forgotten its last
-partition ends. Sessions are bounded, in number and in what they remember together; when there is no room, the one idle
-longest gives way if it has been idle for two minutes. One that outgrows the room ends. Without a session a client names
-all its partitions each time, and is served all the same.
+partition ends. Sessions are bounded, in number and in what they remember together; when there is no room, the one
+idle longest gives way if it has been idle for two minutes. One that outgrows the room ends. Without a session a
+client names all its partitions each time, and is served all the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from holdfast.wire.hot import Fetched
 
 EVICTION_MS: Final = 120_000
 REMEMBERED_MAX: Final = 200_000
-"""Partitions of all sessions together, a hundred megabytes or so. They need not exist: a session repeats the error."""
+"""Partitions of all sessions together, a hundred megabytes or so. They need not exist: a session repeats the
+error."""
 FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
 NO_SESSION: Final = 0

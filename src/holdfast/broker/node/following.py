@@ -8,10 +8,9 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.image import TopicImage
 from holdfast.broker.node.commit import GroupCommit
-from holdfast.broker.node.deletions import Deletions
 from holdfast.broker.node.group_service import GroupService
 from holdfast.broker.node.metadata_log import MetadataLog, TopicsBefore
-from holdfast.broker.node.partitions import HostedPartitions
+from holdfast.broker.node.partitions import Deletions, HostedPartitions
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 

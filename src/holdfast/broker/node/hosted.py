@@ -65,8 +65,8 @@ class HostedPartition:
     def append(self, header: BatchHeader, batch: Buffer, now: Now) -> BatchHeader:
         """Append one batch in the present leader epoch; returns it as it is stored, and nobody sees it yet.
 
-        KAFKA_STORAGE_ERROR where the disk does not take it. Want of room or descriptors refuses this batch and nothing
-        else; any other error takes the directory offline.
+        KAFKA_STORAGE_ERROR where the disk does not take it. Want of room or descriptors refuses this batch and
+        nothing else; any other error takes the directory offline.
         """
         try:
             return self.log.append(header, batch, self.leader_epoch, now)

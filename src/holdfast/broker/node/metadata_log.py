@@ -1,19 +1,21 @@
-"""The metadata log and the image that is built from it: replayed at start, and shortened by a snapshot when most of it
-is history.
+"""The metadata log and the image that is built from it: replayed at start, and shortened by a snapshot when most of
+it is history.
 
-A change is applied to the image when its record is appended, and every response that is built while some change is not
-durable waits: see `MetadataLog.is_durable`.
+A change is applied to the image when its record is appended, and every response that is built while some change is
+not durable waits: see `MetadataLog.is_durable`.
 
 Every start adds a record per partition, so the log would grow for ever. When it holds many more records than the
 image needs, a start writes the image as a snapshot, `<end offset>-<epoch>.checkpoint` in Kafka's format, and lets
 the log begin there. The snapshot is durable before the new log start is, and that before any segment goes, so a
 crash at any point leaves either the whole log or a snapshot with the rest of it. A snapshot without its last
 record is not whole and is not used.
+
+`Settings` are those in force: of the broker, and of each topic. The image tells what was altered while running.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -24,13 +26,13 @@ from holdfast.broker.log.log import Log
 from holdfast.broker.log.recovery import open_log
 from holdfast.broker.log.segment import offset_name
 from holdfast.broker.metadata import snapshot
-from holdfast.broker.metadata.image import ClusterImage, TopicImage
-from holdfast.broker.metadata.names import METADATA_TOPIC
+from holdfast.broker.metadata.image import ClusterImage, Resource, ResourceType, TopicImage
+from holdfast.broker.metadata.names import METADATA_TOPIC, REQUIRED_SETTINGS
 from holdfast.broker.node.directories import REFUSED_ERRNOS, LogDirectory, holds_records
 from holdfast.broker.node.hosted import HostedPartition
-from holdfast.broker.node.settings import Settings
 from holdfast.broker.partition.offsets import CommitWaiter
 from holdfast.config.broker import BrokerConfig
+from holdfast.config.topic import TopicConfig
 from holdfast.errors import ApiError, CorruptLog, InvalidRecords
 from holdfast.saying import Say, warn
 from holdfast.seams import FileSystem, Now
@@ -45,6 +47,34 @@ from holdfast.wire.metadata_records import (
     Topic,
     decode_metadata_record,
 )
+
+
+class Settings:
+    def __init__(self, config: BrokerConfig, altered: Callable[[Resource], Mapping[str, str]]) -> None:
+        self.broker = config
+        self._altered = altered
+        self._topics: dict[str, TopicConfig] = {}
+
+    def topic(self, topic: str) -> TopicConfig:
+        config = self._topics.get(topic)
+        if config is None:
+            altered = self._altered(Resource(ResourceType.TOPIC, topic))
+            config = self._topics[topic] = self.broker.topic_config(
+                {**altered, **REQUIRED_SETTINGS.get(topic, {})}
+            )
+        return config
+
+    def forget_topic(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+
+    def reload(self) -> None:
+        """Take the image's settings of this broker into force; topics resolve theirs afresh."""
+        self.broker = self.broker.with_dynamic(
+            self._altered(Resource(ResourceType.BROKER, str(self.broker.node_id))),
+            self._altered(Resource(ResourceType.BROKER, "")),
+        )
+        self._topics.clear()
+
 
 METADATA_TOPIC_ID: Final = UUID(int=1)
 """The id Kafka reserves for the metadata topic."""

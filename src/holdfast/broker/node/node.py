@@ -27,26 +27,23 @@ from typing import Final
 from holdfast.atomic import flush_each
 from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node import dispatch, housekeeping, startup
-from holdfast.broker.node.checkpoints import Checkpoints
+from holdfast.broker.node.checkpoints import Checkpoints, LogStarts
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.connection import Connection
 from holdfast.broker.node.context import Answer, Part, RequestContext, Session
 from holdfast.broker.node.directories import LogDirectory
-from holdfast.broker.node.failures import Failures, defect_reporter
+from holdfast.broker.node.failures import Failures, Presence, defect_reporter
 from holdfast.broker.node.fetch_sessions import FetchSessions
 from holdfast.broker.node.following import ImageFollower
 from holdfast.broker.node.group_service import GroupService
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import Intake
-from holdfast.broker.node.log_starts import LogStarts
 from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.partitions import HostedPartitions
 from holdfast.broker.node.placement import AcceptedLosses
-from holdfast.broker.node.presence import Presence
-from holdfast.broker.node.producer_ids import ProducerIdSource
 from holdfast.broker.node.services import Identity, NodeSeams
 from holdfast.broker.node.timers import Timers
-from holdfast.broker.node.transaction_service import TransactionService
+from holdfast.broker.node.transaction_service import ProducerIdSource, TransactionService
 from holdfast.broker.node.troubles import Troubles
 from holdfast.broker.node.usual_produce import UsualProduce
 from holdfast.broker.node.wall_clock import WallClock

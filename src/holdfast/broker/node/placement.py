@@ -3,12 +3,12 @@
 The record of a partition names its log directory by id. What the record says and what the disks hold is brought
 together here, and what was there once and is not there now is a loss until somebody says otherwise:
 
-- Found in the recorded directory: opened there.
-- Found in another one, with the topic's id in it: somebody moved it. It is opened there, and the record follows.
-- Not found, and the recorded directory is not online: offline, until the directory is back.
-- Not found in the recorded directory, which is online: offline if a checkpoint tells that there was something, or if
-  the checkpoints cannot be read. Otherwise it is made. A partition's first flush makes its directory durable, and comes
-  before the first acknowledgement: a directory that a crash took held nothing that anybody was told of.
+- Found in the recorded directory: opened there. - Found in another one, with the topic's id in it: somebody moved
+it. It is opened there, and the record follows. - Not found, and the recorded directory is not online: offline,
+until the directory is back. - Not found in the recorded directory, which is online: offline if a checkpoint tells
+that there was something, or if the checkpoints cannot be read. Otherwise it is made. A partition's first flush
+makes its directory durable, and comes before the first acknowledgement: a directory that a crash took held nothing
+that anybody was told of.
 
 `AcceptedLosses` are the words of an operator who gives something up by name. What is given up goes on behind the
 offsets that the checkpoints tell of; where they are missing too, it is recreated. Where it is now is recorded durably
@@ -25,12 +25,14 @@ from uuid import UUID
 from holdfast.broker.log.checkpoints import encode_uuid, read_partition_metadata, write_partition_metadata
 from holdfast.broker.metadata.image import LOST_DIRECTORY, ClusterImage, PartitionImage, TopicImage
 from holdfast.broker.metadata.names import METADATA_TOPIC
-from holdfast.broker.node.directories import OBSTINATE_ERRNOS, LogDirectory, holds_records
-from holdfast.broker.node.directory_names import (
+from holdfast.broker.node.directories import (
     DELETE_MARK,
     NAME_BYTES_MAX,
+    OBSTINATE_ERRNOS,
     STRAY_MARK,
+    LogDirectory,
     Marked,
+    holds_records,
     marked_name,
     parse_marked,
     parse_name,
@@ -118,8 +120,8 @@ class Survey:
         self._taken_back: set[str] = set()
         """Paths whose deletion did not survive: a stop that was clean did not flush what it had let go of."""
         self._about_others: set[tuple[LogDirectory, Key]] = set()
-        """Where a directory's checkpoints tell of a deleted partition, not of the one that has its name now. Its files
-        are still there, and a new one's first flush would have made durable that they were renamed."""
+        """Where a directory's checkpoints tell of a deleted partition, not of the one that has its name now. Its
+        files are still there, and a new one's first flush would have made durable that they were renamed."""
         self._replaced: set[tuple[LogDirectory, Key]] = set()
         """Where the files of a partition should be, and another's are. They stay as they are: perhaps it is the id
         that is damaged."""
@@ -352,8 +354,8 @@ class Survey:
     ) -> tuple[int, int]:
         """Recovery point and log start of a partition that was moved here: what the checkpoints said where it was.
 
-        Compaction leaves the last segment alone. So every gap it made is below the beginning of that segment, and must
-        be below the recovery point.
+        Compaction leaves the last segment alone. So every gap it made is below the beginning of that segment, and
+        must be below the recovery point.
         """
         recorded_id = partition.directory_of(self._node_id)
         told = [

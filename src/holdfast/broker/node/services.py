@@ -1,7 +1,7 @@
 """What each kind of request handler, and the coordinators, see of the broker: no more than they need.
 
-`Node` has all of these parts. A handler names the protocol with the parts that it works on, so its signature tells what
-it can touch, and a test may give it those alone.
+`Node` has all of these parts. A handler names the protocol with the parts that it works on, so its signature tells
+what it can touch, and a test may give it those alone.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.broker.metadata.image import EndPoint
-from holdfast.broker.node.checkpoints import Checkpoints
+from holdfast.broker.node.checkpoints import Checkpoints, LogStarts
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.directories import LogDirectory
 from holdfast.broker.node.fetch_sessions import FetchSessions
-from holdfast.broker.node.log_starts import LogStarts
-from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.metadata_log import MetadataLog, Settings
 from holdfast.broker.node.partitions import HostedPartitions
-from holdfast.broker.node.producer_ids import ProducerIdSource
-from holdfast.broker.node.settings import Settings
 from holdfast.broker.node.timers import Timers
 from holdfast.broker.node.troubles import Troubles
 from holdfast.broker.node.wall_clock import WallClock
@@ -29,7 +26,7 @@ from holdfast.seams import Clock, FileSystem, Flusher, Randomness, Worker
 if TYPE_CHECKING:
     from holdfast.broker.node.group_service import GroupService
     from holdfast.broker.node.intake import Intake
-    from holdfast.broker.node.transaction_service import TransactionService
+    from holdfast.broker.node.transaction_service import ProducerIdSource, TransactionService
 
 
 @dataclass(frozen=True, slots=True)

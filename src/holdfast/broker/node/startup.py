@@ -8,8 +8,8 @@ Who this broker is stands in its directories, and nothing is taken for new that 
   one was to be mounted: it is offline, and nothing is written there.
 - Which directories there were, the broker's registration and the records of its partitions tell.
 
-Leader epochs rise durably before any partition is opened for writing, and the broker's registration with them, so that
-everything written from now on can be told from what an earlier run wrote and a crash may have cut.
+Leader epochs rise durably before any partition is opened for writing, and the broker's registration with them, so
+that everything written from now on can be told from what an earlier run wrote and a crash may have cut.
 """
 
 from __future__ import annotations

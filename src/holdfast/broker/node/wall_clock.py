@@ -1,14 +1,14 @@
 """How late it is, for everything that goes when its time has come.
 
-Retention, compaction and the expiry of committed offsets, producer ids and transactional ids go by the wall clock, and
-a wall clock may be wrong: thirty days ahead for eight seconds would delete every log. So they ask `WallClock.proven`,
-which follows the wall clock and never runs ahead of what the clock since boot vouches for:
+Retention, compaction and the expiry of committed offsets, producer ids and transactional ids go by the wall clock,
+and a wall clock may be wrong: thirty days ahead for eight seconds would delete every log. So they ask
+`WallClock.proven`, which follows the wall clock and never runs ahead of what the clock since boot vouches for:
 
-- A step of up to a minute is believed: NTP makes such. So is a clock that gains up to a minute in an hour.
-- Anything more is a jump. What expires goes on by the time that has really passed, and the operator is told.
-- A jump that is taken back is over. One that lasts is believed after `holdfast.clock.settle.ms`, by running time: then
-  the clock was wrong before and is right now, or the machine was off.
-- A clock that is set back is followed at once: everything lasts longer then, and nothing goes early.
+- A step of up to a minute is believed: NTP makes such. So is a clock that gains up to a minute in an hour. -
+Anything more is a jump. What expires goes on by the time that has really passed, and the operator is told. - A jump
+that is taken back is over. One that lasts is believed after `holdfast.clock.settle.ms`, by running time: then the
+clock was wrong before and is right now, or the machine was off. - A clock that is set back is followed at once:
+everything lasts longer then, and nothing goes early.
 
 The proven time is kept over restarts in `holdfast.clock`. Within one boot of the machine the clock since boot tells
 what has passed meanwhile. Over a boot nothing does: up to an hour is believed, more is a jump like any other.

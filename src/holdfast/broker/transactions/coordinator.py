@@ -44,8 +44,10 @@ from holdfast.broker.transactions.model import (
     TopicPartition,
     TransactionMetadata,
     TransactionState,
+    read_record,
+    record_of,
+    tombstone_of,
 )
-from holdfast.broker.transactions.records import read_record, record_of, tombstone_of
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
 from holdfast.saying import info, warn

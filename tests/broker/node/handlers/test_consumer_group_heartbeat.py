@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from tests.support.tiers import examples
 
-from holdfast.broker.groups.consumer_model import ConsumerReply
+from holdfast.broker.groups.consumer_member import ConsumerReply
 from holdfast.broker.node.handlers.group_members import _consumer_fields, pack_nothing_new
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault

@@ -19,7 +19,7 @@ from holdfast.broker.groups.model import (
 )
 from holdfast.broker.groups.offsets import DEFAULT_RETENTION
 from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
-from holdfast.broker.node.coordinator_partition import CoordinatorPartition
+from holdfast.broker.node.coordination import CoordinatorPartition
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.services import GroupServices
 from holdfast.broker.transactions.coordinator import Refusals

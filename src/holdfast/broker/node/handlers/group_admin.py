@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.groups.consumer_model import ConsumerMemberDescription, NamedPartitions
+from holdfast.broker.groups.consumer_member import ConsumerMemberDescription, NamedPartitions
 from holdfast.broker.groups.model import ClassicDescription, GroupType, append_error
 from holdfast.broker.node.context import Answer, Fields, RequestContext
-from holdfast.broker.node.coordinator_partition import CoordinatorPartition
+from holdfast.broker.node.coordination import CoordinatorPartition
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.handlers.administration import brokers_on, group_operations
 from holdfast.broker.node.handlers.group_members import PROTOCOL

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.groups.consumer_model import ConsumerHeartbeat, ConsumerReply
+from holdfast.broker.groups.consumer_member import ConsumerHeartbeat, ConsumerReply
 from holdfast.broker.groups.model import (
     HeartbeatRequest,
     JoinReply,

@@ -2,7 +2,7 @@
 
 The usual request takes a shorter way (`holdfast.broker.node.usual_produce`). Both let batches in through
 `Intake.accept_batch`. Transactional batches may have to wait for the coordinator of their transaction: see
-`holdfast.broker.node.transactional_batches`.
+`holdfast.broker.node.production`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from holdfast.broker.node.production import (
     FailedBatch,
     Production,
     SilentProduction,
+    TransactionalBatches,
     UncommittedBatch,
+    WaitingBatch,
     failure,
     outcome_fields,
+    producers_of,
 )
 from holdfast.broker.node.services import DataServices
-from holdfast.broker.node.transactional_batches import TransactionalBatches, WaitingBatch, producers_of
 from holdfast.broker.transactions.coordinator import Refusals
 from holdfast.broker.transactions.model import NO_EPOCH, NO_PRODUCER_ID, ProducerIdentity
 from holdfast.errors import ApiError, InvalidRecords, LogDirectoryOffline, MalformedFrame

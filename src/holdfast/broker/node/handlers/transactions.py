@@ -10,14 +10,13 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups import regex
 from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
-from holdfast.broker.node.coordinator_partition import CoordinatorPartition
+from holdfast.broker.node.coordination import CoordinatorPartition
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.handlers.administration import code_of
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import INTERNAL_TOPICS
-from holdfast.broker.node.markers import ends_hanging
 from holdfast.broker.node.services import DataServices, TransactionServices
-from holdfast.broker.node.transaction_service import Gate
+from holdfast.broker.node.transaction_service import Gate, ends_hanging
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.broker.transactions.model import (
     NEWER_PROTOCOL,
@@ -304,7 +303,7 @@ def write_txn_markers(node: TransactionServices, context: RequestContext, reques
     Each marker is answered for each partition, once it is committed there. Version 2 says by which rules the
     transaction ran, which decides how its epoch is checked. Our coordinators do not send it; an operator does, to
     end a hanging transaction: one that no coordinator knows of any more. No other is ended
-    (`holdfast.broker.node.markers`).
+    (`holdfast.broker.node.transaction_service`).
     """
     writing = Writing()
     has_nobody = any(marker.producer_id < 0 or marker.producer_epoch < 0 for marker in request.markers)

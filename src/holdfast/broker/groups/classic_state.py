@@ -1,4 +1,7 @@
-"""The members of a classic group: who they are, whom they wait for, what they can agree on.
+"""What a classic group is made of: its states, under Kafka's names, and where each can lead; its members; the one
+record it is kept in, and back; and how others see it, the members that join it and operators.
+
+The members of a classic group: who they are, whom they wait for, what they can agree on.
 
 `Membership` keeps these together:
 
@@ -13,19 +16,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import (
+    ClassicDescription,
+    DescribedMember,
     JoinCallback,
+    JoinedMember,
     JoinReply,
     MemberProtocol,
     SyncCallback,
     SyncReply,
+    not_recorded,
 )
 from holdfast.errors import ApiError
 from holdfast.seams import Scheduled
 from holdfast.wire.consumer_protocol import decode_subscription
+from holdfast.wire.coordinator_records import GroupMetadataKey, GroupMetadataValue, MemberMetadata
+
+if TYPE_CHECKING:
+    from holdfast.broker.groups.classic import ClassicGroup
+
+
+class ClassicState(Enum):
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+TRANSITIONS: Final = {
+    ClassicState.EMPTY: {ClassicState.PREPARING, ClassicState.DEAD},
+    ClassicState.PREPARING: {ClassicState.COMPLETING, ClassicState.EMPTY, ClassicState.DEAD},
+    ClassicState.COMPLETING: {ClassicState.STABLE, ClassicState.PREPARING, ClassicState.DEAD},
+    ClassicState.STABLE: {ClassicState.PREPARING, ClassicState.DEAD},
+    ClassicState.DEAD: set(),
+}
+"""Where a group can go from where it is."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -228,3 +259,114 @@ class Membership:
                 self._support[name] = left
             else:
                 self._support.pop(name, None)
+
+
+def group_record(
+    group: ClassicGroup, state_since_ms: int, *, is_unsettled: bool = False
+) -> tuple[bytes, bytes]:
+    """The whole group as it is; without a leader if its members have to share their work out anew."""
+    value = GroupMetadataValue(
+        protocol_type=group.protocol_type or "",
+        generation=group.generation,
+        protocol=group.protocol_name,
+        leader=None if is_unsettled else group.leader,
+        current_state_timestamp=state_since_ms,
+        members=tuple(
+            MemberMetadata(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout=member.rebalance_timeout_ms,
+                session_timeout=member.session_timeout_ms,
+                subscription=member.metadata(group.protocol_name),
+                assignment=member.assignment,
+            )
+            for member in group.members.values()
+        ),
+    )
+    try:
+        return GroupMetadataKey(group.group_id).encode(), value.encode()
+    except ValueError as error:
+        raise not_recorded(error) from error
+
+
+def new_group_record(group_id: str, state_since_ms: int) -> tuple[bytes, bytes]:
+    """A group that somebody is about to join."""
+    value = GroupMetadataValue(
+        protocol_type="", generation=0, protocol="", leader=None, current_state_timestamp=state_since_ms
+    )
+    return GroupMetadataKey(group_id).encode(), value.encode()
+
+
+def group_tombstone(group_id: str) -> tuple[bytes, None]:
+    return GroupMetadataKey(group_id).encode(), None
+
+
+def restore_group(group: ClassicGroup, value: GroupMetadataValue) -> None:
+    """Give a fresh group the state of its record."""
+    group.is_unsettled = bool(value.members) and value.leader is None
+    protocol = value.protocol or None
+    group.restore(
+        generation=value.generation,
+        protocol_type=value.protocol_type or None,
+        protocol_name=protocol,
+        leader=value.leader,
+        state_since_ms=None if value.current_state_timestamp < 0 else value.current_state_timestamp,
+        members=[
+            ClassicMember(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.session_timeout,
+                # Before version 1 the session time-out stood for both.
+                member.session_timeout if member.rebalance_timeout < 0 else member.rebalance_timeout,
+                (MemberProtocol(protocol or "", member.subscription),),
+                member.assignment,
+            )
+            for member in value.members
+        ],
+    )
+
+
+def joined(group: ClassicGroup, member: ClassicMember) -> JoinReply:
+    """What a member is told of the generation it is in; the leader is told who the others are."""
+    others: tuple[JoinedMember, ...] = ()
+    if group.leader == member.member_id:
+        others = tuple(
+            JoinedMember(other.member_id, other.group_instance_id, other.metadata(group.protocol_name))
+            for other in group.members.values()
+        )
+    return JoinReply(
+        ErrorCode.none,
+        member.member_id,
+        group.generation,
+        group.protocol_type,
+        group.protocol_name,
+        group.leader or "",
+        False,
+        others,
+    )
+
+
+def described(group: ClassicGroup) -> ClassicDescription:
+    """What members said is shown while it holds; what they were given, until they are given something else."""
+    stable = group.is_stable
+    return ClassicDescription(
+        group.group_id,
+        group.state,
+        group.protocol_type or "",
+        (group.protocol_name or "") if stable else "",
+        tuple(
+            DescribedMember(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.metadata(group.protocol_name) if stable else b"",
+                member.assignment,
+            )
+            for member in group.members.values()
+        ),
+    )
