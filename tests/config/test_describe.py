@@ -48,16 +48,14 @@ def test_default_static_and_derived_values_name_their_source(config: BrokerConfi
         name="num.partitions",
         value="2",
         read_only=True,
-        is_default=False,
         config_source=Source.STATIC_BROKER,
         is_sensitive=False,
         synonyms=entries["num.partitions"].synonyms,
         config_type=Type.INT,
-        documentation=None,
     )
     assert synonyms(entries["num.partitions"]) == [("num.partitions", "2", 4), ("num.partitions", "1", 5)]
     assert synonyms(entries["broker.id"])[0] == ("broker.id", "1", 4)
-    assert entries["log.retention.hours"].is_default
+    assert entries["log.retention.hours"].config_source == Source.DEFAULT
     assert synonyms(entries["log.retention.hours"]) == [("log.retention.hours", "168", 5)]
     assert (entries["log.retention.ms"].value, entries["log.retention.ms"].synonyms) == (None, ())
     assert entries["log.retention.ms"].read_only is False
@@ -157,13 +155,6 @@ def test_only_the_names_asked_for_are_described(config: BrokerConfig) -> None:
     assert [entry.name for entry in describe_broker(config, ["node.id", "nobody.knows"])] == ["node.id"]
     assert [entry.name for entry in describe_topic(config, {}, ["segment.ms"])] == ["segment.ms"]
     assert describe_topic(config, {}, []) == []
-
-
-def test_documentation_comes_when_asked_for_what_we_act_on(config: BrokerConfig) -> None:
-    entries = by_name(describe_broker(config, documentation=True))
-    assert entries["holdfast.flush"].documentation
-    assert entries["num.io.threads"].documentation is None
-    assert by_name(describe_topic(config, {}, documentation=True))["retention.ms"].documentation
 
 
 def test_groups_follow_the_brokers_settings(config: BrokerConfig) -> None:

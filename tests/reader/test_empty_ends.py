@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 from tests.support.reader_topics import flush, make_producer, whole
 
-from holdfast.reader import Cluster, RangeReport, TopicPartition, fetching
+from holdfast.reader import Cluster, RangeReport, TopicPartition, fetch_messages
 from holdfast.reader.fetch_messages import FetchAnswer, walk_fetch
 
 from .conftest import topic_maker
@@ -40,7 +40,7 @@ def test_an_end_that_is_empty_is_missing(servers: str, monkeypatch: pytest.Monke
             partitions=[each._replace(records=memoryview(b"")) for each in answer.partitions]
         )
 
-    monkeypatch.setattr(fetching, "walk_fetch", emptied)
+    monkeypatch.setattr(fetch_messages, "walk_fetch", emptied)
     with Cluster({"bootstrap.servers": servers}) as cluster:
         assert cluster.local_start(TopicPartition(topic, 0)) == 4
         reports: list[RangeReport] = []

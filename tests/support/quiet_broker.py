@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from holdfast.broker.metadata import changes
-from holdfast.broker.metadata.image import EndPoint, ResourceType
+from holdfast.broker.metadata.image import ResourceType
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import NodeSeams
@@ -16,7 +16,7 @@ from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
 from holdfast.wire.batch import Record, build_batch, check_whole
-from holdfast.wire.metadata_records import Config
+from holdfast.wire.metadata_records import Config, EndPoint
 
 
 class QuietBroker:

@@ -22,7 +22,7 @@ def change_registration(
     return [
         BrokerRegistrationChange(
             broker_id=broker_id,
-            broker_epoch=broker.epoch,
+            broker_epoch=broker.broker_epoch,
             fenced=0 if fenced is None else 1 if fenced else -1,
             log_dirs=tuple(log_dirs),
         )

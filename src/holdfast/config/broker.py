@@ -21,18 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from holdfast.config.catalog import (
-    BROKER,
-    DYNAMIC_ONLY,
-    LISTENER_PREFIX,
-    OPEN_PREFIXES,
-    PLUGIN_NAMES,
-    REMOVED,
-    SYNONYMS,
-    TOPIC,
-    listener_base,
-    nearest,
-)
+from holdfast.config import catalog
 from holdfast.config.definitions import Setting, Value
 from holdfast.config.listeners import Listener, resolve_listeners
 from holdfast.config.properties import Properties
@@ -219,9 +208,9 @@ class BrokerConfig:
 
 def known_setting(name: str) -> Setting | None:
     """The broker setting behind a name: itself, or the one that `listener.name.<listener>.` overrides."""
-    setting = BROKER.get(name) or DYNAMIC_ONLY.get(name)
-    if setting is None and (base := listener_base(name)) is not None:
-        setting = BROKER.get(base)
+    setting = catalog.BROKER.get(name) or catalog.DYNAMIC_ONLY.get(name)
+    if setting is None and (base := catalog.listener_base(name)) is not None:
+        setting = catalog.BROKER.get(base)
     return setting
 
 
@@ -249,11 +238,11 @@ def _build(
     where: Mapping[str, str],
 ) -> tuple[BrokerConfig, list[str]]:
     given = parse_broker_values({**static, **dynamic_default, **dynamic}, where)
-    values: dict[str, Value] = {name: setting.default for name, setting in BROKER.items()}
+    values: dict[str, Value] = {name: setting.default for name, setting in catalog.BROKER.items()}
     values.update(given)
     check_broker_values(values, where)
     in_force: dict[str, Any] = {**values, "log.dirs": values["log.dirs"] or values["log.dir"]}
-    topic_values = {name: _topic_value(name, setting, values) for name, setting in TOPIC.items()}
+    topic_values = {name: _topic_value(name, setting, values) for name, setting in catalog.TOPIC.items()}
     listeners, notices = resolve_listeners(
         in_force["listeners"],
         in_force["advertised.listeners"],
@@ -277,14 +266,14 @@ def _build(
 
 ATTRIBUTES: Mapping[str, str] = {
     name.replace(".", "_"): name
-    for name in BROKER
+    for name in catalog.BROKER
     if name.replace(".", "_") in BrokerConfig.__dataclass_fields__
 }
 """Which setting each typed attribute shows."""
 
 
 def _topic_value(name: str, setting: Setting, broker_values: Mapping[str, Value]) -> Value:
-    for synonym in SYNONYMS.get(name, ()):
+    for synonym in catalog.SYNONYMS.get(name, ()):
         value = broker_values[synonym.name]
         if isinstance(value, int) and not isinstance(value, bool):
             # Retention below zero means no limit in every unit.
@@ -342,18 +331,18 @@ def _check_names(names: Iterable[str], where: Mapping[str, str]) -> list[str]:
     notices: list[str] = []
     mistakes: list[str] = []
     for name in names:
-        setting = BROKER.get(name)
+        setting = catalog.BROKER.get(name)
         place = where[name]
         if setting is not None:
             if not setting.acted_on:
                 notices.append(f"{name} ({place}) is a setting of Kafka that holdfast does not act on")
-        elif name in REMOVED:
+        elif name in catalog.REMOVED:
             notices.append(f"{name} ({place}) was removed from Kafka and has no effect")
-        elif listener_base(name) in BROKER:
+        elif catalog.listener_base(name) in catalog.BROKER:
             notices.append(
                 f"{name} ({place}) is accepted and has no effect: listeners share one set of settings"
             )
-        elif name.startswith(OPEN_PREFIXES) or name in PLUGIN_NAMES:
+        elif name.startswith(catalog.OPEN_PREFIXES) or name in catalog.PLUGIN_NAMES:
             notices.append(
                 f"{name} ({place}) is accepted for plug-ins of Kafka and has no effect{_hint(name)}"
             )
@@ -367,11 +356,11 @@ def _check_names(names: Iterable[str], where: Mapping[str, str]) -> list[str]:
 def _hint(name: str) -> str:
     prefix = ""
     wanted = name
-    if (base := listener_base(name)) is not None:
+    if (base := catalog.listener_base(name)) is not None:
         prefix, wanted = name.removesuffix(base), base
-    elif name.startswith(LISTENER_PREFIX):
+    elif name.startswith(catalog.LISTENER_PREFIX):
         return ": it must read listener.name.<listener>.<setting>"
-    if wanted in SYNONYMS:
-        return f": it is a topic setting; its name for the whole broker is {SYNONYMS[wanted][0].name}"
-    guess = nearest(wanted, BROKER)
+    if wanted in catalog.SYNONYMS:
+        return f": it is a topic setting; its name for the whole broker is {catalog.SYNONYMS[wanted][0].name}"
+    guess = catalog.nearest(wanted, catalog.BROKER)
     return f": did you mean {prefix}{guess}?" if guess else ""

@@ -47,45 +47,28 @@ class ConfigEntry(NamedTuple):
     name: str
     value: str | None
     read_only: bool
-    is_default: bool
     config_source: int
     is_sensitive: bool
     synonyms: tuple[SynonymEntry, ...]
     config_type: int
-    documentation: str | None
 
 
-def describe_broker(
-    config: BrokerConfig, names: Collection[str] | None = None, *, documentation: bool = False
-) -> list[ConfigEntry]:
+def describe_broker(config: BrokerConfig, names: Collection[str] | None = None) -> list[ConfigEntry]:
     """Every setting of this broker, or those of the given names that exist."""
     given = {**config.static, **config.dynamic_default, **config.dynamic}
     shown = {name for name, setting in BROKER.items() if not setting.internal} | given.keys()
-    return [
-        _broker_entry(config, name, given.get(name), documentation=documentation)
-        for name in _chosen(shown, names)
-    ]
+    return [_broker_entry(config, name, given.get(name)) for name in _chosen(shown, names)]
 
 
-def describe_all_brokers(
-    config: BrokerConfig, names: Collection[str] | None = None, *, documentation: bool = False
-) -> list[ConfigEntry]:
+def describe_all_brokers(config: BrokerConfig, names: Collection[str] | None = None) -> list[ConfigEntry]:
     """What was altered for every broker: the resource without a name."""
     entries = []
     for name in _chosen(config.dynamic_default, names):
-        entry = _broker_entry(config, name, config.dynamic_default[name], documentation=documentation)
+        entry = _broker_entry(config, name, config.dynamic_default[name])
         setting = known_setting(name)
         value = None if setting is None else _shown(setting, config.dynamic_default[name])
         synonyms = tuple(s for s in entry.synonyms if s.source == Source.DYNAMIC_DEFAULT_BROKER)
-        source = synonyms[0].source if synonyms else Source.DEFAULT
-        entries.append(
-            entry._replace(
-                value=value,
-                synonyms=synonyms,
-                config_source=int(source),
-                is_default=source == Source.DEFAULT,
-            )
-        )
+        entries.append(entry._replace(value=value, synonyms=synonyms, config_source=_source_of(synonyms)))
     return entries
 
 
@@ -93,8 +76,6 @@ def describe_topic(
     config: BrokerConfig,
     overrides: Mapping[str, str],
     names: Collection[str] | None = None,
-    *,
-    documentation: bool = False,
 ) -> list[ConfigEntry]:
     """Every setting of a topic that has these of its own."""
     own = parse_topic_overrides(overrides)
@@ -104,9 +85,7 @@ def describe_topic(
         value = own[name] if name in own else config.topic_values[name]
         broker_name = SYNONYMS[name][0].name if name in SYNONYMS else None
         synonyms = () if broker_name is None else _broker_synonyms(config, broker_name)
-        entries.append(
-            _resource_entry(TOPIC[name], value, name in own, Source.TOPIC, synonyms, documentation)
-        )
+        entries.append(_resource_entry(TOPIC[name], value, name in own, Source.TOPIC, synonyms))
     return entries
 
 
@@ -114,8 +93,6 @@ def describe_group(
     config: BrokerConfig,
     overrides: Mapping[str, str],
     names: Collection[str] | None = None,
-    *,
-    documentation: bool = False,
 ) -> list[ConfigEntry]:
     """Every setting of a group that has these of its own."""
     entries = []
@@ -129,21 +106,19 @@ def describe_group(
             inherited = setting.default
             synonyms = (SynonymEntry(name, format_value(inherited), Source.DEFAULT),)
         value = parse_value(setting, overrides[name]) if name in overrides else inherited
-        entries.append(
-            _resource_entry(setting, value, name in overrides, Source.GROUP, synonyms, documentation)
-        )
+        entries.append(_resource_entry(setting, value, name in overrides, Source.GROUP, synonyms))
     return entries
 
 
 def describe_client_metrics(
-    overrides: Mapping[str, str], names: Collection[str] | None = None, *, documentation: bool = False
+    overrides: Mapping[str, str], names: Collection[str] | None = None
 ) -> list[ConfigEntry]:
     """Every setting of a client-metrics subscription."""
     entries = []
     for name in _chosen(CLIENT_METRICS, names):
         setting = CLIENT_METRICS[name]
         value = parse_value(setting, overrides[name]) if name in overrides else setting.default
-        entry = _resource_entry(setting, value, name in overrides, Source.CLIENT_METRICS, (), documentation)
+        entry = _resource_entry(setting, value, name in overrides, Source.CLIENT_METRICS, ())
         entries.append(entry._replace(synonyms=()))
     return entries
 
@@ -158,26 +133,22 @@ def _resource_entry(
     is_own: bool,
     own_source: Source,
     inherited: tuple[SynonymEntry, ...],
-    documentation: bool,
 ) -> ConfigEntry:
     """An entry of a topic, group or subscription: none of those is ever read-only or secret."""
     text = format_value(value)
     synonyms = (SynonymEntry(setting.name, text, int(own_source)), *inherited) if is_own else inherited
-    source = synonyms[0].source if synonyms else Source.DEFAULT
     return ConfigEntry(
         name=setting.name,
         value=text,
         read_only=False,
-        is_default=source == Source.DEFAULT,
-        config_source=int(source),
+        config_source=_source_of(synonyms),
         is_sensitive=False,
         synonyms=synonyms,
         config_type=int(setting.type),
-        documentation=_documentation(setting.name, documentation),
     )
 
 
-def _broker_entry(config: BrokerConfig, name: str, given: str | None, *, documentation: bool) -> ConfigEntry:
+def _broker_entry(config: BrokerConfig, name: str, given: str | None) -> ConfigEntry:
     setting = known_setting(name)
     value: str | None
     if setting is None:
@@ -187,18 +158,19 @@ def _broker_entry(config: BrokerConfig, name: str, given: str | None, *, documen
     else:
         value = None if setting.is_sensitive else format_value(setting.default)
     synonyms = _broker_synonyms(config, name)
-    source = synonyms[0].source if synonyms else Source.DEFAULT
     return ConfigEntry(
         name=name,
         value=value,
         read_only=setting is None or setting.name != name or setting.scope is Scope.READ_ONLY,
-        is_default=source == Source.DEFAULT,
-        config_source=int(source),
+        config_source=_source_of(synonyms),
         is_sensitive=setting is None or setting.is_sensitive,
         synonyms=synonyms,
         config_type=int(Type.UNKNOWN if setting is None else setting.type),
-        documentation=_documentation(name, documentation),
     )
+
+
+def _source_of(synonyms: tuple[SynonymEntry, ...]) -> int:
+    return synonyms[0].source if synonyms else int(Source.DEFAULT)
 
 
 def _shown(setting: Setting, text: str) -> str | None:
@@ -226,11 +198,3 @@ def _broker_synonyms(config: BrokerConfig, name: str) -> tuple[SynonymEntry, ...
             found.append(SynonymEntry(member, None if hidden else default, int(Source.DEFAULT)))
     mentions = [position for position, synonym in enumerate(found) if synonym.name == name]
     return tuple(found[mentions[0] :]) if mentions else ()
-
-
-def _documentation(name: str, wanted: bool) -> str | None:
-    if not wanted:
-        return None
-    from holdfast.config.descriptions import DESCRIPTIONS  # few ask for it
-
-    return DESCRIPTIONS.get(name)

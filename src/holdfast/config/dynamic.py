@@ -33,7 +33,8 @@ class Operation(IntEnum):
 
 class Alteration(NamedTuple):
     name: str
-    operation: Operation
+    operation: int
+    """An `Operation`, or what a client takes for one."""
     value: str | None = None
 
 
@@ -46,21 +47,21 @@ def alter(
     """
     altered = dict(current)
     for name, operation, value in alterations:
-        if operation is Operation.DELETE:
+        if operation == Operation.DELETE:
             altered.pop(name, None)
             continue
         if value is None:
-            raise ConfigError(f"{name}: {operation.name} needs a value")
-        if operation is Operation.SET:
+            raise ConfigError(f"{name}: {Operation(operation).name} needs a value")
+        if operation == Operation.SET:
             altered[name] = value
             continue
         setting = settings.get(name)
         if setting is None or setting.type is not Type.LIST:
-            raise ConfigError(f"{name}: {operation.name} is for lists, and this is none")
+            raise ConfigError(f"{name}: {Operation(operation).name} is for lists, and this is none")
         present = altered[name] if name in altered else format_value(setting.default)
         before = split_list(present or "")
         changed = split_list(value)
-        if operation is Operation.APPEND:
+        if operation == Operation.APPEND:
             after = before + tuple(item for item in changed if item not in before)
         else:
             after = tuple(item for item in before if item not in changed)

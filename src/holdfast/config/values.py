@@ -6,6 +6,8 @@ difference: NaN and infinities are refused, since no setting means anything by t
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from holdfast.config.definitions import Setting, Type, Value
 from holdfast.errors import ConfigError
 
@@ -107,17 +109,7 @@ def _java_double(value: float) -> str:
     magnitude = abs(value)
     if magnitude == 0 or 1e-3 <= magnitude < 1e7:
         return repr(value)
-    digits, _, exponent = f"{value!r}".partition("e")
-    if not exponent:  # Python still writes these plainly
-        sign, plain = ("-", digits[1:]) if digits.startswith("-") else ("", digits)
-        whole, _, fraction = plain.partition(".")
-        power = len(whole) - 1
-        if whole == "0":
-            significant = fraction.lstrip("0")
-            power = -(len(fraction) - len(significant)) - 1
-        else:
-            significant = (whole + fraction).rstrip("0") or "0"
-        digits, exponent = f"{sign}{significant[0]}.{significant[1:] or '0'}", str(power)
+    digits, _, exponent = f"{Decimal(repr(value)).normalize():E}".partition("E")
     if "." not in digits:
         digits += ".0"
     return f"{digits}E{int(exponent)}"

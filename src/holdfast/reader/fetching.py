@@ -35,17 +35,9 @@ from kio.schema.errors import ErrorCode
 from holdfast.admin.connection import Connection
 from holdfast.admin.errors import ClusterError, NotAuthorised, Refused, Unreachable
 from holdfast.errors import PeerError
+from holdfast.reader import fetch_messages
 from holdfast.reader.arrow import Reading, Survey, decode, survey
 from holdfast.reader.errors import CorruptBatch, EndNotReached, OffsetGone, TopicMissing, TopicRecreated
-from holdfast.reader.fetch_messages import (
-    FETCH,
-    LOWEST_VERSION,
-    Asked,
-    FetchAnswer,
-    Fetched,
-    pack_fetch,
-    walk_fetch,
-)
 from holdfast.reader.model import Isolation, PartitionRange, RangeReport, TopicPartition
 from holdfast.wire import error_table
 
@@ -275,7 +267,7 @@ class RangesReader:
             return
         asked: list[_Range] = []
         keys: set[tuple[UUID, int]] = set()
-        topics: dict[UUID, list[Asked]] = {}
+        topics: dict[UUID, list[fetch_messages.Asked]] = {}
         # Ranges that may have nothing left stand first, where nothing is an answer.
         for each in sorted(self._active, key=lambda each: not each.empty_answers):
             leader = self.cluster.leader(each.place)
@@ -291,7 +283,7 @@ class RangesReader:
             keys.add(each.key)
             asked.append(each)
             topics.setdefault(each.wanted.topic_id, []).append(
-                Asked(
+                fetch_messages.Asked(
                     each.wanted.partition,
                     leader.leader_epoch,
                     each.position,
@@ -300,15 +292,15 @@ class RangesReader:
             )
         if not asked:
             return
-        body = pack_fetch(
-            version := connection.version(FETCH, LOWEST_VERSION),
+        body = fetch_messages.pack_fetch(
+            version := connection.version(fetch_messages.FETCH, fetch_messages.LOWEST_VERSION),
             topics,
             isolation_level=int(self.isolation == "read_committed"),
             wait_ms=max(each.wait_ms for each in asked),
             bytes_max=max(self.batch_bytes, FETCH_BYTES_MIN),
         )
         try:
-            self._pending[connection] = _Pending(connection.send(FETCH, version, body), asked)
+            self._pending[connection] = _Pending(connection.send(fetch_messages.FETCH, version, body), asked)
         except Unreachable as error:
             for each in asked:
                 self._lose(each, error)
@@ -323,7 +315,7 @@ class RangesReader:
             return None
         pending = self._pending.pop(connection)
         try:
-            answer = walk_fetch(connection.receive(pending.correlation_id))
+            answer = fetch_messages.walk_fetch(connection.receive(pending.correlation_id))
         except (Unreachable, PeerError) as error:
             connection.close()
             problem = error if isinstance(error, Unreachable) else Unreachable(str(error))
@@ -356,7 +348,7 @@ class RangesReader:
         ready = poll.poll(wait_s * 1000)
         return by_descriptor[ready[0][0]] if ready else None
 
-    def _judge(self, answer: FetchAnswer, asked: list[_Range]) -> list[_Found]:
+    def _judge(self, answer: fetch_messages.FetchAnswer, asked: list[_Range]) -> list[_Found]:
         if answer.error_code:
             problem = Refused(
                 f"a fetch was refused: {error_table.describe(answer.error_code)}",
@@ -396,7 +388,7 @@ class RangesReader:
             raise problem
         self._lose(each, problem)
 
-    def _take(self, each: _Range, fetched: Fetched, is_first: bool) -> _Found | None:
+    def _take(self, each: _Range, fetched: fetch_messages.Fetched, is_first: bool) -> _Found | None:
         """What an answer holds for a range; moves its position behind it."""
         start, end = each.position, each.wanted.end
         surveyed = survey(fetched.records)
@@ -422,7 +414,7 @@ class RangesReader:
         reading = Reading(each.wanted, start, each.report, aborted, self.headers, self.batch_bytes)
         return _Found(surveyed, reading)
 
-    def _take_nothing(self, each: _Range, fetched: Fetched, is_first: bool) -> None:
+    def _take_nothing(self, each: _Range, fetched: fetch_messages.Fetched, is_first: bool) -> None:
         is_committed = self.isolation == "read_committed"
         reach = fetched.last_stable_offset if is_committed else fetched.high_watermark
         if reach < each.wanted.end:

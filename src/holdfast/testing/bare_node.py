@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from holdfast.broker.log.segment import Slice
-from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node.context import Part
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.node import Node
@@ -32,6 +31,7 @@ from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
 from holdfast.testing.wire_client import frame
 from holdfast.wire.apis import BY_KEY
 from holdfast.wire.messages import decode_response, encode_request, response_header_version
+from holdfast.wire.metadata_records import EndPoint
 
 SETTINGS = {"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://127.0.0.1:9092"}
 LENGTH_BYTES = 4

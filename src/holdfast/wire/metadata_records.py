@@ -78,7 +78,7 @@ class UnknownRecord(MetadataRecord):
 
 
 @dataclass(frozen=True)
-class RegisterBrokerEndPoint:
+class EndPoint:
     """Where a broker or controller listens."""
 
     name: Annotated[str, Field(STRING)]
@@ -88,7 +88,7 @@ class RegisterBrokerEndPoint:
 
 
 @dataclass(frozen=True)
-class RegisterBrokerFeature:
+class SupportedFeature:
     """A feature a broker or controller supports, and from where to where."""
 
     name: Annotated[str, Field(STRING)]
@@ -96,8 +96,8 @@ class RegisterBrokerFeature:
     max_supported_version: Annotated[int, Field(INT16)]
 
 
-_END_POINTS: Final = Array(Struct(RegisterBrokerEndPoint))
-_FEATURES: Final = Array(Struct(RegisterBrokerFeature))
+_END_POINTS: Final = Array(Struct(EndPoint))
+_FEATURES: Final = Array(Struct(SupportedFeature))
 _INT32S: Final = Array(INT32)
 _NULLABLE_INT32S: Final = Array(INT32, nullable=True)
 _NULLABLE_UUIDS: Final = Array(UUIDS, nullable=True)
@@ -115,13 +115,19 @@ class RegisterBroker(MetadataRecord):
     incarnation_id: Annotated[UUID, Field(UUIDS)]
     """One per process: tells a restarted broker from its predecessor."""
     broker_epoch: Annotated[int, Field(INT64)]
-    end_points: Annotated[tuple[RegisterBrokerEndPoint, ...], Field(_END_POINTS)] = ()
-    features: Annotated[tuple[RegisterBrokerFeature, ...], Field(_FEATURES)] = ()
+    end_points: Annotated[tuple[EndPoint, ...], Field(_END_POINTS)] = ()
+    features: Annotated[tuple[SupportedFeature, ...], Field(_FEATURES)] = ()
     rack: Annotated[str | None, Field(NULLABLE_STRING)] = None
     fenced: Annotated[bool, Field(BOOL)] = True
     in_controlled_shutdown: Annotated[bool, Field(BOOL, since=1)] = False
     log_dirs: Annotated[Uuids, Field(Array(UUIDS), since=3, tag=0)] = ()
+    """Directories in working order at the last start, or missed then."""
     cordoned_log_dirs: Annotated[Uuids | None, Field(_NULLABLE_UUIDS, since=4, tag=1)] = None
+
+    @property
+    def active(self) -> bool:
+        """May this broker lead, and be given new replicas?"""
+        return not self.fenced and not self.in_controlled_shutdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +293,8 @@ class RegisterController(MetadataRecord):
     controller_id: Annotated[int, Field(INT32)]
     incarnation_id: Annotated[UUID, Field(UUIDS)]
     zk_migration_ready: Annotated[bool, Field(BOOL)] = False
-    end_points: Annotated[tuple[RegisterBrokerEndPoint, ...], Field(_END_POINTS)] = ()
-    features: Annotated[tuple[RegisterBrokerFeature, ...], Field(_FEATURES)] = ()
+    end_points: Annotated[tuple[EndPoint, ...], Field(_END_POINTS)] = ()
+    features: Annotated[tuple[SupportedFeature, ...], Field(_FEATURES)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from tests.support.group_world import GroupWorld
 
-from holdfast.broker.groups import coordinator
+from holdfast.broker.groups import model
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.model import (
     JoinReply,
@@ -120,7 +120,7 @@ def test_a_heartbeat_with_a_name_that_no_record_has_room_for_is_refused(
 def test_a_classic_member_that_cannot_be_recorded_after_all_holds_nobody_up(
     world: GroupWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "refuse_long_names", lambda request: None)
+    monkeypatch.setattr(model, "refuse_long_names", lambda request: None)
     joined = join(world, TOO_LONG["protocol"])
     assert sync(world, joined).error is ErrorCode.invalid_request
     group = world.coordinator.groups["group"]
@@ -131,7 +131,7 @@ def test_a_classic_member_that_cannot_be_recorded_after_all_holds_nobody_up(
 def test_a_consumer_that_cannot_be_recorded_after_all_is_refused(
     world: GroupWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "refuse_long_names", lambda request: None)
+    monkeypatch.setattr(model, "refuse_long_names", lambda request: None)
     world.beat("ann", 0, topics=["orders"])
     assert join(world, TOO_LONG["member"]).error is ErrorCode.invalid_request
     assert set(world.consumer_group().members) == {"ann"}

@@ -8,15 +8,16 @@ from uuid import UUID
 import pytest
 
 from holdfast.broker.metadata.changes import register_broker
-from holdfast.broker.metadata.image import BrokerImage, ClusterImage, EndPoint
+from holdfast.broker.metadata.image import ClusterImage
 from holdfast.config.broker import BrokerConfig
 from holdfast.testing.fakes import SeededRandomness
+from holdfast.wire.metadata_records import EndPoint, RegisterBroker
 
 
-def broker(broker_id: int, *, epoch: int = 1, fenced: bool = False, directories: int = 1) -> BrokerImage:
-    return BrokerImage(
+def broker(broker_id: int, *, epoch: int = 1, fenced: bool = False, directories: int = 1) -> RegisterBroker:
+    return RegisterBroker(
         broker_id=broker_id,
-        epoch=epoch,
+        broker_epoch=epoch,
         incarnation_id=UUID(int=1000 + broker_id),
         end_points=(EndPoint("PLAINTEXT", "localhost", 9092 + broker_id, 0),),
         fenced=fenced,
@@ -24,7 +25,7 @@ def broker(broker_id: int, *, epoch: int = 1, fenced: bool = False, directories:
     )
 
 
-def cluster(*brokers: BrokerImage) -> ClusterImage:
+def cluster(*brokers: RegisterBroker) -> ClusterImage:
     image = ClusterImage()
     for each in brokers or (broker(1),):
         image.apply_all(register_broker(image, each))
@@ -32,7 +33,7 @@ def cluster(*brokers: BrokerImage) -> ClusterImage:
 
 
 @pytest.fixture
-def make_broker() -> Callable[..., BrokerImage]:
+def make_broker() -> Callable[..., RegisterBroker]:
     return broker
 
 

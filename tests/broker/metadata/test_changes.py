@@ -318,7 +318,7 @@ def test_a_start_takes_no_partition_from_another_leader(
 
 def test_a_broker_registers_anew_with_a_higher_epoch_only(image: ClusterImage, make_broker: Any) -> None:
     image.apply_all(register_broker(image, make_broker(1, epoch=5)))
-    assert image.brokers[1].epoch == 5
+    assert image.brokers[1].broker_epoch == 5
     for epoch in (5, 4):
         stale = make_broker(1, epoch=epoch)
         assert refused(lambda stale=stale: register_broker(image, stale)) is ErrorCode.stale_broker_epoch  # type: ignore[misc]

@@ -14,12 +14,13 @@ from tests.support.registering import change_registration
 from tests.support.tiers import examples
 
 from holdfast.broker.metadata import changes, snapshot
-from holdfast.broker.metadata.image import BrokerImage, ClusterImage, EndPoint, Resource, ResourceType
-from holdfast.broker.metadata.settings import SettingChange, alter_settings, replace_settings
+from holdfast.broker.metadata.image import ClusterImage, Resource, ResourceType
+from holdfast.broker.metadata.settings import alter_settings, replace_settings
 from holdfast.config.broker import BrokerConfig
+from holdfast.config.dynamic import Alteration
 from holdfast.errors import ApiError
 from holdfast.testing.fakes import SeededRandomness
-from holdfast.wire.metadata_records import MetadataRecord, decode_metadata_record
+from holdfast.wire.metadata_records import EndPoint, MetadataRecord, RegisterBroker, decode_metadata_record
 
 NAMES = st.sampled_from(
     ["orders", "a.b", "a_b", "a-b", "x", "..", "", "sp ace", "y" * 249, "__cluster_metadata"]
@@ -64,9 +65,9 @@ class Changes(RuleBasedStateMachine):
     def start(self, seed: int, directories: int) -> None:
         self.randomness = SeededRandomness(seed)
         for broker_id in (0, 1):
-            broker = BrokerImage(
-                broker_id,
-                epoch=1,
+            broker = RegisterBroker(
+                broker_id=broker_id,
+                broker_epoch=1,
                 incarnation_id=UUID(int=10 + broker_id),
                 end_points=(EndPoint("PLAINTEXT", "localhost", 9092, 0),),
                 fenced=False,
@@ -113,9 +114,9 @@ class Changes(RuleBasedStateMachine):
 
     @rule(
         resource=RESOURCES,
-        wanted=st.lists(st.builds(SettingChange, SETTINGS, st.integers(0, 4), VALUES), max_size=3),
+        wanted=st.lists(st.builds(Alteration, SETTINGS, st.integers(0, 4), VALUES), max_size=3),
     )
-    def alter(self, resource: Resource, wanted: list[SettingChange]) -> None:
+    def alter(self, resource: Resource, wanted: list[Alteration]) -> None:
         self.attempt(lambda: alter_settings(self.image, resource, wanted, CONFIG))
 
     @rule(resource=RESOURCES, wanted=st.lists(st.tuples(SETTINGS, VALUES), max_size=3))

@@ -9,14 +9,9 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.changes import NewTopic, create_topic
 from holdfast.broker.metadata.image import ClusterImage, Resource, ResourceType
-from holdfast.broker.metadata.settings import (
-    SettingChange,
-    alter_settings,
-    check_broker_name,
-    replace_settings,
-)
+from holdfast.broker.metadata.settings import alter_settings, check_broker_name, replace_settings
 from holdfast.config.broker import BrokerConfig
-from holdfast.config.dynamic import Operation
+from holdfast.config.dynamic import Alteration, Operation
 from holdfast.errors import ApiError
 from holdfast.seams import Randomness
 
@@ -35,7 +30,7 @@ def image(image: ClusterImage, config: BrokerConfig, randomness: Randomness) -> 
 def altered(
     image: ClusterImage, config: BrokerConfig, *changes: tuple[str, int, str | None]
 ) -> dict[str, str]:
-    image.apply_all(alter_settings(image, ORDERS, [SettingChange(*change) for change in changes], config))
+    image.apply_all(alter_settings(image, ORDERS, [Alteration(*change) for change in changes], config))
     return dict(image.settings(ORDERS))
 
 
@@ -50,9 +45,7 @@ def test_delete_gives_a_setting_back_to_its_default(image: ClusterImage, config:
 
 
 def test_deleting_what_is_not_set_changes_nothing(image: ClusterImage, config: BrokerConfig) -> None:
-    assert (
-        alter_settings(image, ORDERS, [SettingChange("cleanup.policy", Operation.DELETE, None)], config) == []
-    )
+    assert alter_settings(image, ORDERS, [Alteration("cleanup.policy", Operation.DELETE, None)], config) == []
 
 
 def test_append_starts_from_the_default(image: ClusterImage, config: BrokerConfig) -> None:
@@ -75,16 +68,16 @@ def test_subtract_takes_away_what_is_there(image: ClusterImage, config: BrokerCo
 def test_a_value_that_is_no_list_cannot_be_appended_to(image: ClusterImage, config: BrokerConfig) -> None:
     for operation in (Operation.APPEND, Operation.SUBTRACT):
         with pytest.raises(ApiError) as caught:
-            alter_settings(image, ORDERS, [SettingChange("retention.ms", operation, "5")], config)
+            alter_settings(image, ORDERS, [Alteration("retention.ms", operation, "5")], config)
         assert caught.value.code is ErrorCode.invalid_config
 
 
 def test_setting_the_value_it_has_makes_no_record(image: ClusterImage, config: BrokerConfig) -> None:
-    assert alter_settings(image, ORDERS, [SettingChange("retention.ms", Operation.SET, "5")], config) == []
+    assert alter_settings(image, ORDERS, [Alteration("retention.ms", Operation.SET, "5")], config) == []
 
 
 def test_setting_a_broker_setting_again_is_recorded(image: ClusterImage, config: BrokerConfig) -> None:
-    again = [SettingChange("log.retention.ms", Operation.SET, "7")]
+    again = [Alteration("log.retention.ms", Operation.SET, "7")]
     image.apply_all(alter_settings(image, BROKER, again, config))
     assert len(alter_settings(image, BROKER, again, config)) == 1
 
@@ -146,7 +139,7 @@ def test_settings_of_what_does_not_exist_are_refused(
 
 
 def test_all_brokers_have_settings_of_their_own(image: ClusterImage, config: BrokerConfig) -> None:
-    change = [SettingChange("log.retention.ms", Operation.SET, "9")]
+    change = [Alteration("log.retention.ms", Operation.SET, "9")]
     image.apply_all(alter_settings(image, ALL_BROKERS, change, config))
     assert image.settings(ALL_BROKERS) == {"log.retention.ms": "9"}
     assert image.settings(BROKER) == {}
@@ -154,7 +147,7 @@ def test_all_brokers_have_settings_of_their_own(image: ClusterImage, config: Bro
 
 def test_a_bad_broker_setting_is_an_invalid_request(image: ClusterImage, config: BrokerConfig) -> None:
     with pytest.raises(ApiError) as caught:
-        alter_settings(image, BROKER, [SettingChange("log.retention.ms", Operation.SET, "x")], config)
+        alter_settings(image, BROKER, [Alteration("log.retention.ms", Operation.SET, "x")], config)
     assert caught.value.code is ErrorCode.invalid_request
 
 
@@ -176,7 +169,7 @@ def test_settings_of_groups_keep_to_the_brokers_bounds(
     image: ClusterImage, config: BrokerConfig, timeout_ms: str, fits: bool
 ) -> None:
     group = Resource(ResourceType.GROUP, "readers")
-    change = [SettingChange("consumer.session.timeout.ms", Operation.SET, timeout_ms)]
+    change = [Alteration("consumer.session.timeout.ms", Operation.SET, timeout_ms)]
     if fits:
         assert len(alter_settings(image, group, change, config)) == 1
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.broker.metadata import changes
-from holdfast.broker.metadata.image import ClusterImage, EndPoint
+from holdfast.broker.metadata.image import ClusterImage
 from holdfast.broker.node import metadata_log
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import NodeSeams
@@ -15,6 +15,7 @@ from holdfast.seams import Now
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import PowerLost, SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
+from holdfast.wire.metadata_records import EndPoint
 
 ENDPOINTS = [EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)]
 

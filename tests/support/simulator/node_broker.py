@@ -9,13 +9,13 @@ from functools import cache
 from tests.support.simulator.broker import BrokerConnection, Seams
 
 from holdfast.broker.log.segment import Slice
-from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node.connection import Connection
 from holdfast.broker.node.context import Part
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import NodeSeams
 from holdfast.config import BrokerConfig
 from holdfast.seams import Now
+from holdfast.wire.metadata_records import EndPoint
 
 DATA_DIRECTORIES = ("/data", "/more")
 """Two disks in one: each directory fails by itself."""

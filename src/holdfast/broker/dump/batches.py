@@ -22,20 +22,7 @@ from holdfast.broker.log.scan import CHUNK_BYTES, find_later_batch
 from holdfast.broker.log.write_ahead import content_end
 from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.seams import File
-from holdfast.wire.batch import (
-    CRC_START,
-    HEADER_SIZE,
-    LOG_OVERHEAD,
-    MAGIC,
-    NO_SEQUENCE,
-    RECORDS_BYTES_MAX,
-    SEQUENCE_MAX,
-    BatchHeader,
-    Record,
-    parse_records,
-    read_header,
-    records_bytes,
-)
+from holdfast.wire import batch
 from holdfast.wire.codecs import Codec
 from holdfast.wire.control_records import decode_end_marker
 
@@ -57,7 +44,7 @@ class DumpOptions:
     """Check everything, show only what is wrong."""
     verify_index_only: bool = False
     index_sanity_check: bool = False
-    message_bytes_max: int = RECORDS_BYTES_MAX
+    message_bytes_max: int = batch.RECORDS_BYTES_MAX
     """A batch that is larger, packed or unpacked, is checked by its checksum and not opened."""
     bytes_max: int = INT32_MAX
     """Stop after so many bytes of batches."""
@@ -133,14 +120,14 @@ class _Walk:
         self.findings += 1
         return finding(self.path, message, self.position, offset)
 
-    def _header(self) -> BatchHeader:
+    def _header(self) -> batch.BatchHeader:
         """The header here, or the reason why there cannot be one."""
-        header = read_header(self.file.pread(HEADER_SIZE, self.position))
+        header = batch.read_header(self.file.pread(batch.HEADER_SIZE, self.position))
         left = self.end - self.position
         problem = None
-        if header.magic != MAGIC:
-            problem = f"record format {header.magic} where {MAGIC} is expected"
-        elif header.batch_length < HEADER_SIZE - LOG_OVERHEAD:
+        if header.magic != batch.MAGIC:
+            problem = f"record format {header.magic} where {batch.MAGIC} is expected"
+        elif header.batch_length < batch.HEADER_SIZE - batch.LOG_OVERHEAD:
             problem = f"batch length {header.batch_length} is less than a header's"
         elif header.size > left:
             problem = f"a batch of {header.size} bytes is cut off after {left}"
@@ -167,11 +154,11 @@ class _Walk:
         self.position = later.position
         return True
 
-    def _batch(self, header: BatchHeader) -> Iterator[Event]:
+    def _batch(self, header: batch.BatchHeader) -> Iterator[Event]:
         data = None
         if header.size <= self.options.message_bytes_max:
             data = self.file.pread(header.size, self.position)
-            crc = crc32c(memoryview(data)[CRC_START:])
+            crc = crc32c(memoryview(data)[batch.CRC_START :])
         else:
             crc = self._crc_in_chunks(header)
         valid = crc == header.crc
@@ -200,30 +187,32 @@ class _Walk:
     def _begins_batch(self, position: int) -> bool:
         if position == self.end:
             return True
-        data = self.file.pread(HEADER_SIZE, position)
-        if len(data) < HEADER_SIZE:
+        data = self.file.pread(batch.HEADER_SIZE, position)
+        if len(data) < batch.HEADER_SIZE:
             return False
-        header = read_header(data)
+        header = batch.read_header(data)
         return (
-            header.magic == MAGIC
-            and HEADER_SIZE <= header.size <= self.end - position
+            header.magic == batch.MAGIC
+            and batch.HEADER_SIZE <= header.size <= self.end - position
             and header.base_offset >= self.next_offset
         )
 
-    def _crc_in_chunks(self, header: BatchHeader) -> int:
+    def _crc_in_chunks(self, header: batch.BatchHeader) -> int:
         crc = 0
-        position, end = self.position + CRC_START, self.position + header.size
+        position, end = self.position + batch.CRC_START, self.position + header.size
         while position < end:
             data = self.file.pread(min(CHUNK_BYTES, end - position), position)
             crc = crc32c(data, crc)
             position += len(data)
         return crc
 
-    def _records(self, header: BatchHeader, data: bytes) -> Iterator[Event]:
+    def _records(self, header: batch.BatchHeader, data: bytes) -> Iterator[Event]:
         count = 0
         last_delta = -1
         try:
-            for record in parse_records(records_bytes(data, header, self.options.message_bytes_max)):
+            for record in batch.parse_records(
+                batch.records_bytes(data, header, self.options.message_bytes_max)
+            ):
                 if not last_delta < record.offset_delta <= header.last_offset_delta:
                     problem = f"record {count} has offset delta {record.offset_delta} after {last_delta}"
                     yield self._find(problem, header.base_offset)
@@ -241,7 +230,7 @@ class _Walk:
             )
 
 
-def batch_event(header: BatchHeader, position: int, valid: bool) -> Event:
+def batch_event(header: batch.BatchHeader, position: int, valid: bool) -> Event:
     codec = header.codec
     return {
         "type": "batch",
@@ -267,10 +256,10 @@ def batch_event(header: BatchHeader, position: int, valid: bool) -> Event:
     }
 
 
-def record_event(header: BatchHeader, record: Record, options: DumpOptions) -> Event:
-    sequence = NO_SEQUENCE
-    if header.base_sequence != NO_SEQUENCE:
-        sequence = (header.base_sequence + record.offset_delta) & SEQUENCE_MAX
+def record_event(header: batch.BatchHeader, record: batch.Record, options: DumpOptions) -> Event:
+    sequence = batch.NO_SEQUENCE
+    if header.base_sequence != batch.NO_SEQUENCE:
+        sequence = (header.base_sequence + record.offset_delta) & batch.SEQUENCE_MAX
     event: Event = {
         "type": "record",
         "offset": header.base_offset + record.offset_delta,
@@ -292,11 +281,11 @@ def record_event(header: BatchHeader, record: Record, options: DumpOptions) -> E
     return event
 
 
-def _timestamp_type(header: BatchHeader) -> str:
+def _timestamp_type(header: batch.BatchHeader) -> str:
     return "LogAppendTime" if header.is_log_append_time else "CreateTime"
 
 
-def _control(record: Record) -> Event:
+def _control(record: batch.Record) -> Event:
     try:
         marker = decode_end_marker(record.key, record.value)
         if marker is not None:
@@ -307,7 +296,7 @@ def _control(record: Record) -> Event:
         return {"type": "UNKNOWN", "data": {"problem": str(problem)}}
 
 
-def _decoded(record: Record, decoder: Decoder) -> Event:
+def _decoded(record: batch.Record, decoder: Decoder) -> Event:
     try:
         decoded = decoder(record.key, record.value)
     except Undecodable as problem:
@@ -315,7 +304,7 @@ def _decoded(record: Record, decoder: Decoder) -> Event:
     return {"key": decoded.key, "value": decoded.value}
 
 
-def _payload(record: Record) -> Event:
+def _payload(record: batch.Record) -> Event:
     key, key_encoding = as_text(record.key)
     value, value_encoding = as_text(record.value)
     headers = []

@@ -20,20 +20,12 @@ from holdfast.seams import Buffer
 from holdfast.wire import coordinator_records
 from holdfast.wire.consumer_protocol import decode_assignment, decode_subscription
 from holdfast.wire.control_records import UnknownControlRecord, decode_control_record
-from holdfast.wire.coordinator_records import (
-    CoordinatorKey,
-    CoordinatorRecord,
-    CoordinatorValue,
-    GroupMetadataValue,
-    decode_group_record,
-    decode_transaction_record,
-)
 from holdfast.wire.metadata_records import UnknownRecord, decode_metadata_record
 from holdfast.wire.record_codec import Field
 
 Document = dict[str, Any]
 
-_Parts: TypeAlias = tuple[CoordinatorRecord, CoordinatorRecord | None]
+_Parts: TypeAlias = tuple[coordinator_records.CoordinatorRecord, coordinator_records.CoordinatorRecord | None]
 
 
 class Undecodable(HoldfastError):
@@ -52,12 +44,12 @@ def url_safe(data: bytes) -> str:
 
 def decode_offsets(key: bytes | None, value: bytes | None) -> Decoded:
     """A record of `__consumer_offsets`: a committed position, or something about a group or its members."""
-    return _decode(decode_group_record, key, value)
+    return _decode(coordinator_records.decode_group_record, key, value)
 
 
 def decode_transactions(key: bytes | None, value: bytes | None) -> Decoded:
     """A record of `__transaction_state`."""
-    return _decode(decode_transaction_record, key, value)
+    return _decode(coordinator_records.decode_transaction_record, key, value)
 
 
 def _decode(
@@ -67,17 +59,17 @@ def _decode(
         named, said = decode(key, value)
     except CorruptLog as error:
         raise Undecodable(str(error)) from error
-    if not isinstance(named, CoordinatorKey):
+    if not isinstance(named, coordinator_records.CoordinatorKey):
         assert isinstance(named, coordinator_records.UnknownRecord)
         raise Undecodable(f"records of type {named.number} are not known here")
     key_document = {"type": str(named.type), "data": _as_document(named, 0)}
     if said is None:
         return Decoded(key_document, None)
-    if not isinstance(said, CoordinatorValue):
+    if not isinstance(said, coordinator_records.CoordinatorValue):
         assert isinstance(said, coordinator_records.UnknownRecord)
         raise Undecodable(f"version {said.number} of a record of type {named.type} is not known here")
     document = _as_document(said, said.layout)
-    if isinstance(said, GroupMetadataValue) and said.protocol_type == "consumer":
+    if isinstance(said, coordinator_records.GroupMetadataValue) and said.protocol_type == "consumer":
         document["members"] = [_consumer(member) for member in document["members"]]
     return Decoded(key_document, {"version": str(said.layout), "data": document})
 

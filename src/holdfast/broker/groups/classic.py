@@ -29,6 +29,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.groups import model
 from holdfast.broker.groups.classic_state import (
     TRANSITIONS,
     ClassicMember,
@@ -40,26 +41,6 @@ from holdfast.broker.groups.classic_state import (
     joined,
 )
 from holdfast.broker.groups.classic_time import Gathering, Sessions, SyncPhase
-from holdfast.broker.groups.model import (
-    CONSUMER_PROTOCOL_TYPE,
-    NO_MEMBER_ID,
-    ClassicDescription,
-    CoordinatorContext,
-    GroupType,
-    HeartbeatRequest,
-    JoinCallback,
-    JoinReply,
-    JoinRequest,
-    LeaveReply,
-    LeaveRequest,
-    LeavingMember,
-    PartitionCheck,
-    Records,
-    SyncCallback,
-    SyncReply,
-    SyncRequest,
-    append_error,
-)
 from holdfast.errors import ApiError
 from holdfast.saying import warn
 from holdfast.seams import Now
@@ -69,9 +50,9 @@ NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 
 
 class ClassicGroup:
-    type: Final = GroupType.CLASSIC
+    type: Final = model.GroupType.CLASSIC
 
-    def __init__(self, group_id: str, context: CoordinatorContext) -> None:
+    def __init__(self, group_id: str, context: model.CoordinatorContext) -> None:
         self.group_id = group_id
         self._context = context
         self._state = ClassicState.EMPTY
@@ -119,30 +100,30 @@ class ClassicGroup:
 
     @property
     def is_of_consumers(self) -> bool:
-        return self._protocol_type == CONSUMER_PROTOCOL_TYPE
+        return self._protocol_type == model.CONSUMER_PROTOCOL_TYPE
 
     def is_subscribed_to(self, topic: str) -> bool:
         """When the members' metadata cannot be read, consumers may read anything."""
         return topic in self._topics if self._topics is not None else self.is_of_consumers
 
-    def describe(self) -> ClassicDescription:
+    def describe(self) -> model.ClassicDescription:
         return described(self)
 
     # Joining
 
-    def join(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
+    def join(self, request: model.JoinRequest, reply: model.JoinCallback, now: Now) -> None:
         if not self._has_room_for(request.member_id):
             self._turn_away(request.member_id, now)
-            reply(JoinReply(ErrorCode.group_max_size_reached, NO_MEMBER_ID))
+            reply(model.JoinReply(ErrorCode.group_max_size_reached, model.NO_MEMBER_ID))
             return
         try:
             self._refuse_strange_protocols(request)
-            if request.member_id == NO_MEMBER_ID:
+            if request.member_id == model.NO_MEMBER_ID:
                 self._join_unknown(request, reply, now)
             else:
                 self._join_known(request, reply, now)
         except ApiError as error:
-            reply(JoinReply(error.code, request.member_id))
+            reply(model.JoinReply(error.code, request.member_id))
 
     def _has_room_for(self, member_id: str) -> bool:
         size_max = self._context.settings().group_max_size
@@ -162,7 +143,7 @@ class ClassicGroup:
         if not self._is_first_rebalance:
             self._complete_if_all_joined(now)
 
-    def _refuse_strange_protocols(self, request: JoinRequest) -> None:
+    def _refuse_strange_protocols(self, request: model.JoinRequest) -> None:
         if self._state is ClassicState.EMPTY:
             fits = bool(request.protocol_type and request.protocols)
         else:
@@ -172,7 +153,7 @@ class ClassicGroup:
         if not fits:
             raise ApiError(ErrorCode.inconsistent_group_protocol)
 
-    def _join_unknown(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
+    def _join_unknown(self, request: model.JoinRequest, reply: model.JoinCallback, now: Now) -> None:
         named = request.client_id if request.group_instance_id is None else request.group_instance_id
         member_id = f"{named}-{UUID(bytes=self._context.randomness.uuid_bytes())}"
         if request.group_instance_id is not None:
@@ -186,11 +167,11 @@ class ClassicGroup:
             self.membership.pending[member_id] = self._context.schedule.at(
                 deadline_ms, lambda later: self._pending_expired(member_id, later)
             )
-            reply(JoinReply(ErrorCode.member_id_required, member_id))
+            reply(model.JoinReply(ErrorCode.member_id_required, member_id))
         else:
             self._add(request, member_id, reply, now)
 
-    def _join_known(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
+    def _join_known(self, request: model.JoinRequest, reply: model.JoinCallback, now: Now) -> None:
         if request.member_id in self.membership.pending:
             if request.group_instance_id is not None:
                 raise ApiError(ErrorCode.unknown_server_error, "ids are handed out to dynamic members only")
@@ -211,7 +192,7 @@ class ClassicGroup:
             self._update(member, request, reply)
             self._rebalance(now)
 
-    def _add(self, request: JoinRequest, member_id: str, reply: JoinCallback, now: Now) -> None:
+    def _add(self, request: model.JoinRequest, member_id: str, reply: model.JoinCallback, now: Now) -> None:
         member = ClassicMember(
             member_id,
             request.group_instance_id,
@@ -230,16 +211,23 @@ class ClassicGroup:
         self._sessions.expect(member, NEW_MEMBER_JOIN_TIMEOUT_MS, now)
         self._rebalance(now)
 
-    def _update(self, member: ClassicMember, request: JoinRequest, reply: JoinCallback) -> None:
+    def _update(self, member: ClassicMember, request: model.JoinRequest, reply: model.JoinCallback) -> None:
         # A client that asks again does not listen for the answer to what it asked before.
-        self.membership.answer_join(member, JoinReply(ErrorCode.rebalance_in_progress, member.member_id))
+        self.membership.answer_join(
+            member, model.JoinReply(ErrorCode.rebalance_in_progress, member.member_id)
+        )
         self.membership.update(
             member, request.protocols, request.session_timeout_ms, request.rebalance_timeout_ms
         )
         self.membership.await_join(member, reply)
 
     def _replace_static(
-        self, request: JoinRequest, member: ClassicMember, member_id: str, reply: JoinCallback, now: Now
+        self,
+        request: model.JoinRequest,
+        member: ClassicMember,
+        member_id: str,
+        reply: model.JoinCallback,
+        now: Now,
     ) -> None:
         """The instance has been restarted: it gets a new id, and whoever still uses the old one is fenced."""
         old_id, led_by = member.member_id, self.leader
@@ -254,7 +242,7 @@ class ClassicGroup:
             except ApiError as error:
                 self.membership.update(member, *before)
                 self.membership.rename(member, old_id)
-                reply(JoinReply(append_error(error), NO_MEMBER_ID))
+                reply(model.JoinReply(model.append_error(error), model.NO_MEMBER_ID))
                 return
             self._sessions.expect(member, member.session_timeout_ms, now)
             is_leader = self.leader == member_id
@@ -271,8 +259,8 @@ class ClassicGroup:
         self._rebalance(now)
 
     def _fence(self, member: ClassicMember, old_id: str) -> None:
-        self.membership.answer_join(member, JoinReply(ErrorCode.fenced_instance_id, old_id))
-        self.membership.answer_sync(member, SyncReply(ErrorCode.fenced_instance_id))
+        self.membership.answer_join(member, model.JoinReply(ErrorCode.fenced_instance_id, old_id))
+        self.membership.answer_sync(member, model.SyncReply(ErrorCode.fenced_instance_id))
 
     # Rebalancing
 
@@ -348,7 +336,7 @@ class ClassicGroup:
 
     # Syncing
 
-    def sync(self, request: SyncRequest, reply: SyncCallback, now: Now) -> None:
+    def sync(self, request: model.SyncRequest, reply: model.SyncCallback, now: Now) -> None:
         try:
             if self._state is ClassicState.EMPTY:
                 raise ApiError(ErrorCode.unknown_member_id)
@@ -362,13 +350,13 @@ class ClassicGroup:
             if self._state is ClassicState.PREPARING:
                 raise ApiError(ErrorCode.rebalance_in_progress)
         except ApiError as error:
-            reply(SyncReply(error.code))
+            reply(model.SyncReply(error.code))
             return
         if self._state is ClassicState.STABLE:
             self._syncs.came(member.member_id)
             reply(self._synced(member))
             return
-        self.membership.answer_sync(member, SyncReply(ErrorCode.rebalance_in_progress))
+        self.membership.answer_sync(member, model.SyncReply(ErrorCode.rebalance_in_progress))
         member.sync_reply = reply
         self._syncs.came(member.member_id)
         if self.leader == member.member_id:
@@ -382,18 +370,18 @@ class ClassicGroup:
         except ApiError as error:
             for member in self.membership:
                 member.assignment = b""
-            self._answer_syncs(append_error(error), now)
+            self._answer_syncs(model.append_error(error), now)
             self._rebalance(now)
             return
         self._move_to(ClassicState.STABLE, now)
         self._answer_syncs(ErrorCode.none, now)
 
-    def _synced(self, member: ClassicMember) -> SyncReply:
-        return SyncReply(ErrorCode.none, self._protocol_type, self.protocol_name, member.assignment)
+    def _synced(self, member: ClassicMember) -> model.SyncReply:
+        return model.SyncReply(ErrorCode.none, self._protocol_type, self.protocol_name, member.assignment)
 
     def _answer_syncs(self, error: ErrorCode, now: Now) -> None:
         for member in self.membership:
-            answer = self._synced(member) if error is ErrorCode.none else SyncReply(error)
+            answer = self._synced(member) if error is ErrorCode.none else model.SyncReply(error)
             if self.membership.answer_sync(member, answer):
                 self._sessions.expect(member, member.session_timeout_ms, now)
 
@@ -403,14 +391,16 @@ class ClassicGroup:
             return
         late = [self.members[member_id] for member_id in self._syncs.due if member_id in self.members]
         for member in late:
-            self.membership.answer_join(member, JoinReply(ErrorCode.unknown_member_id, NO_MEMBER_ID))
+            self.membership.answer_join(
+                member, model.JoinReply(ErrorCode.unknown_member_id, model.NO_MEMBER_ID)
+            )
             self.membership.remove(member)
         if late:
             self._prepare(now)
 
     # Heartbeats and sessions
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> ErrorCode:
+    def heartbeat(self, request: model.HeartbeatRequest, now: Now) -> ErrorCode:
         member = self.membership.members.get(request.member_id)
         if member is None or request.group_instance_id is not None:
             try:
@@ -438,8 +428,8 @@ class ClassicGroup:
 
     def _dismiss(self, member: ClassicMember) -> None:
         """Take a member out; if it is still there, it will join anew."""
-        self.membership.answer_join(member, JoinReply(ErrorCode.unknown_member_id, NO_MEMBER_ID))
-        self.membership.answer_sync(member, SyncReply(ErrorCode.unknown_member_id))
+        self.membership.answer_join(member, model.JoinReply(ErrorCode.unknown_member_id, model.NO_MEMBER_ID))
+        self.membership.answer_sync(member, model.SyncReply(ErrorCode.unknown_member_id))
         self._syncs.due.discard(member.member_id)
         self.membership.remove(member)
 
@@ -451,15 +441,15 @@ class ClassicGroup:
 
     # Leaving
 
-    def leave(self, request: LeaveRequest, now: Now) -> LeaveReply:
+    def leave(self, request: model.LeaveRequest, now: Now) -> model.LeaveReply:
         outcomes = tuple((member, self._leave_one(member)) for member in request.members)
         if any(error is ErrorCode.none for _, error in outcomes) and not self._is_first_rebalance:
             self._members_went(now)
-        return LeaveReply(ErrorCode.none, outcomes)
+        return model.LeaveReply(ErrorCode.none, outcomes)
 
-    def _leave_one(self, leaving: LeavingMember) -> ErrorCode:
+    def _leave_one(self, leaving: model.LeavingMember) -> ErrorCode:
         member_id = leaving.member_id
-        if member_id == NO_MEMBER_ID:
+        if member_id == model.NO_MEMBER_ID:
             # An operator removes an instance, whoever it is at the moment.
             known = self.membership.static.get(leaving.group_instance_id or "")
             if leaving.group_instance_id is None or known is None:
@@ -477,20 +467,14 @@ class ClassicGroup:
     # Committed offsets
 
     def check_offset_commit(
-        self,
-        member_id: str,
-        group_instance_id: str | None,
-        generation: int,
-        now: Now,
-        *,
-        is_transactional: bool,
-        api_version: int,
-    ) -> PartitionCheck | None:
-        if generation < 0 and self._state is ClassicState.EMPTY:
+        self, commit: model.CommitRequest | model.TransactionalCommit, now: Now
+    ) -> model.PartitionCheck | None:
+        is_transactional = isinstance(commit, model.TransactionalCommit)
+        if commit.generation < 0 and self._state is ClassicState.EMPTY:
             return None
-        if generation >= 0 or member_id != NO_MEMBER_ID or group_instance_id is not None:
-            member = self.membership.find(member_id, group_instance_id)
-            if generation != self.generation:
+        if commit.generation >= 0 or commit.member_id or commit.group_instance_id is not None:
+            member = self.membership.find(commit.member_id, commit.group_instance_id)
+            if commit.generation != self.generation:
                 raise ApiError(ErrorCode.illegal_generation)
             if not is_transactional:
                 if self._state is ClassicState.COMPLETING:
@@ -525,7 +509,7 @@ class ClassicGroup:
         if self._state is not ClassicState.EMPTY:
             raise ApiError(ErrorCode.non_empty_group)
 
-    def tombstones(self) -> Records:
+    def tombstones(self) -> model.Records:
         return [group_tombstone(self.group_id)]
 
     def restore(
@@ -569,8 +553,8 @@ class ClassicGroup:
         for member_id in list(self.membership.pending):
             self.membership.forget_pending(member_id)
         for member in self.membership:
-            self.membership.answer_join(member, JoinReply(ErrorCode.not_coordinator, member.member_id))
-            self.membership.answer_sync(member, SyncReply(ErrorCode.not_coordinator))
+            self.membership.answer_join(member, model.JoinReply(ErrorCode.not_coordinator, member.member_id))
+            self.membership.answer_sync(member, model.SyncReply(ErrorCode.not_coordinator))
             if member.timer is not None:
                 member.timer.cancel()
                 member.timer = None

@@ -21,17 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.groups.model import (
-    ClassicDescription,
-    DescribedMember,
-    JoinCallback,
-    JoinedMember,
-    JoinReply,
-    MemberProtocol,
-    SyncCallback,
-    SyncReply,
-    not_recorded,
-)
+from holdfast.broker.groups import model
 from holdfast.errors import ApiError
 from holdfast.seams import Scheduled
 from holdfast.wire.consumer_protocol import decode_subscription
@@ -67,12 +57,12 @@ class ClassicMember:
     client_host: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
-    protocols: tuple[MemberProtocol, ...]
+    protocols: tuple[model.MemberProtocol, ...]
     assignment: bytes = b""
     is_new: bool = False
     """It has never got an answer, does not know its id and cannot heartbeat."""
-    join_reply: JoinCallback | None = None
-    sync_reply: SyncCallback | None = None
+    join_reply: model.JoinCallback | None = None
+    sync_reply: model.SyncCallback | None = None
     deadline_ms: int = 0
     """When it counts as gone (monotonic clock). Heartbeats move this and nothing else."""
     timer: Scheduled | None = None
@@ -123,7 +113,7 @@ class Membership:
 
     # Coming and going
 
-    def add(self, member: ClassicMember, join_reply: JoinCallback | None = None) -> None:
+    def add(self, member: ClassicMember, join_reply: model.JoinCallback | None = None) -> None:
         if member.group_instance_id is not None:
             assert member.group_instance_id not in self.static
             self.static[member.group_instance_id] = member.member_id
@@ -160,7 +150,7 @@ class Membership:
     def update(
         self,
         member: ClassicMember,
-        protocols: tuple[MemberProtocol, ...],
+        protocols: tuple[model.MemberProtocol, ...],
         session_timeout_ms: int,
         rebalance_timeout_ms: int,
     ) -> None:
@@ -178,17 +168,17 @@ class Membership:
 
     # Parked requests
 
-    def await_join(self, member: ClassicMember, reply: JoinCallback | None) -> None:
+    def await_join(self, member: ClassicMember, reply: model.JoinCallback | None) -> None:
         self.awaiting_join += (reply is not None) - (member.join_reply is not None)
         member.join_reply = reply
 
-    def answer_join(self, member: ClassicMember, reply: JoinReply) -> None:
+    def answer_join(self, member: ClassicMember, reply: model.JoinReply) -> None:
         waiting = member.join_reply
         if waiting is not None:
             self.await_join(member, None)
             waiting(reply)
 
-    def answer_sync(self, member: ClassicMember, reply: SyncReply) -> bool:
+    def answer_sync(self, member: ClassicMember, reply: model.SyncReply) -> bool:
         waiting, member.sync_reply = member.sync_reply, None
         if waiting is not None:
             waiting(reply)
@@ -288,7 +278,7 @@ def group_record(
     try:
         return GroupMetadataKey(group.group_id).encode(), value.encode()
     except ValueError as error:
-        raise not_recorded(error) from error
+        raise model.not_recorded(error) from error
 
 
 def new_group_record(group_id: str, state_since_ms: int) -> tuple[bytes, bytes]:
@@ -322,7 +312,7 @@ def restore_group(group: ClassicGroup, value: GroupMetadataValue) -> None:
                 member.session_timeout,
                 # Before version 1 the session time-out stood for both.
                 member.session_timeout if member.rebalance_timeout < 0 else member.rebalance_timeout,
-                (MemberProtocol(protocol or "", member.subscription),),
+                (model.MemberProtocol(protocol or "", member.subscription),),
                 member.assignment,
             )
             for member in value.members
@@ -330,15 +320,15 @@ def restore_group(group: ClassicGroup, value: GroupMetadataValue) -> None:
     )
 
 
-def joined(group: ClassicGroup, member: ClassicMember) -> JoinReply:
+def joined(group: ClassicGroup, member: ClassicMember) -> model.JoinReply:
     """What a member is told of the generation it is in; the leader is told who the others are."""
-    others: tuple[JoinedMember, ...] = ()
+    others: tuple[model.JoinedMember, ...] = ()
     if group.leader == member.member_id:
         others = tuple(
-            JoinedMember(other.member_id, other.group_instance_id, other.metadata(group.protocol_name))
+            model.JoinedMember(other.member_id, other.group_instance_id, other.metadata(group.protocol_name))
             for other in group.members.values()
         )
-    return JoinReply(
+    return model.JoinReply(
         ErrorCode.none,
         member.member_id,
         group.generation,
@@ -350,16 +340,16 @@ def joined(group: ClassicGroup, member: ClassicMember) -> JoinReply:
     )
 
 
-def described(group: ClassicGroup) -> ClassicDescription:
+def described(group: ClassicGroup) -> model.ClassicDescription:
     """What members said is shown while it holds; what they were given, until they are given something else."""
     stable = group.is_stable
-    return ClassicDescription(
+    return model.ClassicDescription(
         group.group_id,
         group.state,
         group.protocol_type or "",
         (group.protocol_name or "") if stable else "",
         tuple(
-            DescribedMember(
+            model.DescribedMember(
                 member.member_id,
                 member.group_instance_id,
                 member.client_id,

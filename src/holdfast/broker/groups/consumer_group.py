@@ -11,6 +11,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.groups import model
 from holdfast.broker.groups.consumer_member import (
     ConsumerDescription,
     ConsumerMemberDescription,
@@ -26,20 +27,6 @@ from holdfast.broker.groups.consumer_state import (
     group_tombstones,
 )
 from holdfast.broker.groups.consumer_turn import preferred_assignor
-from holdfast.broker.groups.model import (
-    CONSUMER_PROTOCOL_TYPE,
-    GroupType,
-    HeartbeatRequest,
-    JoinCallback,
-    JoinRequest,
-    LeaveReply,
-    LeaveRequest,
-    PartitionCheck,
-    Records,
-    SyncCallback,
-    SyncRequest,
-    Topics,
-)
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
@@ -59,7 +46,7 @@ class Timing(NamedTuple):
 
 
 class ConsumerGroup(ConsumerState):
-    type: Final = GroupType.CONSUMER
+    type: Final = model.GroupType.CONSUMER
 
     def __init__(self, group_id: str, home: ConsumerGroups) -> None:
         super().__init__(group_id)
@@ -85,7 +72,7 @@ class ConsumerGroup(ConsumerState):
 
     @property
     def protocol_type(self) -> str | None:
-        return CONSUMER_PROTOCOL_TYPE
+        return model.CONSUMER_PROTOCOL_TYPE
 
     @property
     def is_empty(self) -> bool:
@@ -114,7 +101,7 @@ class ConsumerGroup(ConsumerState):
             )
         return member
 
-    def describe(self, topics: Topics, assignors: tuple[str, ...]) -> ConsumerDescription:
+    def describe(self, topics: model.Topics, assignors: tuple[str, ...]) -> ConsumerDescription:
         def named(held: Held) -> tuple[NamedPartitions, ...]:
             """Topics that are gone have no name any more, and are left out."""
             found = [(topics.by_id(topic_id), partitions) for topic_id, partitions in held.items()]
@@ -151,38 +138,33 @@ class ConsumerGroup(ConsumerState):
 
     # The classic protocol, for members that speak it
 
-    def join(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
+    def join(self, request: model.JoinRequest, reply: model.JoinCallback, now: Now) -> None:
         self._home.classic.join(self, request, reply, now)
 
-    def sync(self, request: SyncRequest, reply: SyncCallback, now: Now) -> None:
+    def sync(self, request: model.SyncRequest, reply: model.SyncCallback, now: Now) -> None:
         self._home.classic.sync(self, request, reply, now)
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> ErrorCode:
+    def heartbeat(self, request: model.HeartbeatRequest, now: Now) -> ErrorCode:
         return self._home.classic.heartbeat(self, request, now)
 
-    def leave(self, request: LeaveRequest, now: Now) -> LeaveReply:
+    def leave(self, request: model.LeaveRequest, now: Now) -> model.LeaveReply:
         return self._home.classic.leave(self, request, now)
 
     # Committed offsets
 
     def check_offset_commit(
-        self,
-        member_id: str,
-        group_instance_id: str | None,
-        generation: int,
-        now: Now,
-        *,
-        is_transactional: bool,
-        api_version: int,
-    ) -> PartitionCheck | None:
+        self, commit: model.CommitRequest | model.TransactionalCommit, now: Now
+    ) -> model.PartitionCheck | None:
         """Outsiders may commit to a group nobody is in; a member may with its epoch, or for what it held before."""
+        member_id, generation = commit.member_id, commit.generation
+        is_transactional = isinstance(commit, model.TransactionalCommit)
         if generation < 0 and not self.members:
             return None
-        if is_transactional and generation == -1 and not member_id and group_instance_id is None:
+        if is_transactional and generation == -1 and not member_id and commit.group_instance_id is None:
             return None
         member = self.find(member_id)
         is_classic = member.is_classic
-        if not is_transactional and not is_classic and api_version < COMMIT_VERSION_MIN:
+        if not is_transactional and not is_classic and commit.api_version < COMMIT_VERSION_MIN:
             raise ApiError(
                 ErrorCode.unsupported_version,
                 f"members of the consumer protocol commit with version {COMMIT_VERSION_MIN} or later",
@@ -237,7 +219,7 @@ class ConsumerGroup(ConsumerState):
             has_legacy_metadata=self.has_legacy_metadata,
         )
 
-    def tombstones(self) -> Records:
+    def tombstones(self) -> model.Records:
         return encoded(self.farewell())
 
     def loaded(self, now: Now) -> None:

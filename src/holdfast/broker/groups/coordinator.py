@@ -14,34 +14,10 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.groups import model
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.classic_state import new_group_record, restore_group
 from holdfast.broker.groups.consumer import ConsumerGroups
-from holdfast.broker.groups.model import (
-    NO_MEMBER_ID,
-    ClassicDescription,
-    CommitReply,
-    CommitRequest,
-    CommittedOffset,
-    CoordinatorContext,
-    Group,
-    GroupType,
-    HeartbeatRequest,
-    JoinCallback,
-    JoinReply,
-    JoinRequest,
-    LeaveReply,
-    LeaveRequest,
-    ListedGroup,
-    Records,
-    SyncCallback,
-    SyncReply,
-    SyncRequest,
-    TransactionalCommit,
-    append_error,
-    refuse_id_too_long,
-    refuse_long_names,
-)
 from holdfast.broker.groups.offsets import OffsetReplay, OffsetStore, Tombstone
 from holdfast.errors import ApiError
 from holdfast.saying import warn
@@ -62,13 +38,13 @@ GROUP_NOT_FOUND_FROM_VERSION = 9
 
 class FetchedOffset(NamedTuple):
     error: ErrorCode
-    committed: CommittedOffset | None
+    committed: model.CommittedOffset | None
 
 
 class GroupCoordinator:
-    def __init__(self, context: CoordinatorContext) -> None:
+    def __init__(self, context: model.CoordinatorContext) -> None:
         self.context = context
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, model.Group] = {}
         self.offsets = OffsetStore(context)
         self.consumer_groups = ConsumerGroups(self)
         self._replay = OffsetReplay()
@@ -81,7 +57,7 @@ class GroupCoordinator:
     def names(self) -> Collection[str]:
         return self.groups
 
-    def put(self, group: Group) -> None:
+    def put(self, group: model.Group) -> None:
         self.groups[group.group_id] = group
 
     def drop(self, group_id: str) -> None:
@@ -89,13 +65,13 @@ class GroupCoordinator:
 
     # The classic protocol
 
-    def join(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
+    def join(self, request: model.JoinRequest, reply: model.JoinCallback, now: Now) -> None:
         settings = self.context.settings()
         try:
             if not request.group_id:
                 raise ApiError(ErrorCode.invalid_group_id)
-            refuse_id_too_long(request.group_id)
-            refuse_long_names(request)
+            model.refuse_id_too_long(request.group_id)
+            model.refuse_long_names(request)
             if not (
                 settings.group_min_session_timeout_ms
                 <= request.session_timeout_ms
@@ -104,17 +80,17 @@ class GroupCoordinator:
                 raise ApiError(ErrorCode.invalid_session_timeout)
             group = self._group_to_join(request, now)
         except ApiError as error:
-            reply(JoinReply(append_error(error), request.member_id))
+            reply(model.JoinReply(model.append_error(error), request.member_id))
             return
         group.join(request, reply, now)
 
-    def _group_to_join(self, request: JoinRequest, now: Now) -> Group:
+    def _group_to_join(self, request: model.JoinRequest, now: Now) -> model.Group:
         group = self.groups.get(request.group_id)
-        if group is not None and (group.type is GroupType.CLASSIC or not group.is_empty):
+        if group is not None and (group.type is model.GroupType.CLASSIC or not group.is_empty):
             return group
-        if request.member_id != NO_MEMBER_ID:
+        if request.member_id != model.NO_MEMBER_ID:
             raise ApiError(ErrorCode.unknown_member_id)
-        records: Records = [*group.tombstones()] if group is not None else []
+        records: model.Records = [*group.tombstones()] if group is not None else []
         records.append(new_group_record(request.group_id, now.wall_ms))
         self.context.journal.append(records, now)
         if group is not None:
@@ -123,36 +99,36 @@ class GroupCoordinator:
         self.put(fresh)
         return fresh
 
-    def sync(self, request: SyncRequest, reply: SyncCallback, now: Now) -> None:
+    def sync(self, request: model.SyncRequest, reply: model.SyncCallback, now: Now) -> None:
         group = self.groups.get(request.group_id)
         if not request.group_id:
-            reply(SyncReply(ErrorCode.invalid_group_id))
+            reply(model.SyncReply(ErrorCode.invalid_group_id))
         elif group is None:
-            reply(SyncReply(ErrorCode.unknown_member_id))
+            reply(model.SyncReply(ErrorCode.unknown_member_id))
         else:
             group.sync(request, reply, now)
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> ErrorCode:
+    def heartbeat(self, request: model.HeartbeatRequest, now: Now) -> ErrorCode:
         group = self.groups.get(request.group_id)
         if group is None:
             return ErrorCode.unknown_member_id if request.group_id else ErrorCode.invalid_group_id
         return group.heartbeat(request, now)
 
-    def leave(self, request: LeaveRequest, now: Now) -> LeaveReply:
+    def leave(self, request: model.LeaveRequest, now: Now) -> model.LeaveReply:
         if not request.group_id:
-            return LeaveReply(ErrorCode.invalid_group_id)
+            return model.LeaveReply(ErrorCode.invalid_group_id)
         group = self.groups.get(request.group_id)
         if group is None:
-            return LeaveReply(
+            return model.LeaveReply(
                 ErrorCode.none, tuple((member, ErrorCode.unknown_member_id) for member in request.members)
             )
         return group.leave(request, now)
 
     # Committed offsets
 
-    def commit(self, request: CommitRequest, now: Now) -> CommitReply:
+    def commit(self, request: model.CommitRequest, now: Now) -> model.CommitReply:
         """Raises the error that all partitions get."""
-        refuse_id_too_long(request.group_id)
+        model.refuse_id_too_long(request.group_id)
         group = self.groups.get(request.group_id)
         if group is None:
             if request.generation >= 0:
@@ -163,35 +139,21 @@ class GroupCoordinator:
                 )
             check = None
         else:
-            check = group.check_offset_commit(
-                request.member_id,
-                request.group_instance_id,
-                request.generation,
-                now,
-                is_transactional=False,
-                api_version=request.api_version,
-            )
+            check = group.check_offset_commit(request, now)
         reply = self.offsets.commit(request, check, now)
         self._keep_simple_group(request.group_id)
         return reply
 
-    def commit_in_transaction(self, request: TransactionalCommit, now: Now) -> CommitReply:
+    def commit_in_transaction(self, request: model.TransactionalCommit, now: Now) -> model.CommitReply:
         """Raises the error that all partitions get."""
         if not request.group_id:
             raise ApiError(ErrorCode.invalid_group_id)
-        refuse_id_too_long(request.group_id)
+        model.refuse_id_too_long(request.group_id)
         group = self.groups.get(request.group_id)
         check = None
         if group is not None:
             try:
-                check = group.check_offset_commit(
-                    request.member_id,
-                    request.group_instance_id,
-                    request.generation,
-                    now,
-                    is_transactional=True,
-                    api_version=request.api_version,
-                )
+                check = group.check_offset_commit(request, now)
             except ApiError as error:
                 if error.code is ErrorCode.stale_member_epoch:
                     raise ApiError(ErrorCode.illegal_generation, error.message) from error
@@ -249,7 +211,7 @@ class GroupCoordinator:
         partitions: Iterable[tuple[str, int]] | None,
         now: Now,
         *,
-        and_then: Records | None = None,
+        and_then: model.Records | None = None,
     ) -> None:
         """Take committed offsets, or all of a group, out of the log and out of memory, as many at a time as fit a
         batch."""
@@ -262,10 +224,10 @@ class GroupCoordinator:
         self,
         group_id: str,
         part: list[Tombstone],
-        and_then: Records,
+        and_then: model.Records,
         now: Now,
     ) -> None:
-        records: Records = [(tombstone.key, None) for tombstone in part]
+        records: model.Records = [(tombstone.key, None) for tombstone in part]
         records += and_then
         if records:
             self.context.journal.append(records, now)
@@ -274,16 +236,16 @@ class GroupCoordinator:
 
     # Looking after groups
 
-    def describe(self, group_id: str) -> ClassicDescription:
+    def describe(self, group_id: str) -> model.ClassicDescription:
         group = self._existing(group_id)
         if not isinstance(group, ClassicGroup):
             raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} is not a classic group.")
         return group.describe()
 
-    def list(self, states: Collection[str], types: Collection[GroupType]) -> list[ListedGroup]:
+    def list(self, states: Collection[str], types: Collection[model.GroupType]) -> list[model.ListedGroup]:
         """Groups in any of these states (in lower case) and of any of these types; none given means all."""
         return [
-            ListedGroup(group.group_id, group.protocol_type or "", group.state, group.type)
+            model.ListedGroup(group.group_id, group.protocol_type or "", group.state, group.type)
             for group in self.groups.values()
             if (not states or group.state.lower() in states) and (not types or group.type in types)
         ]
@@ -295,7 +257,7 @@ class GroupCoordinator:
         group.unload()
         self.drop(group_id)
 
-    def _existing(self, group_id: str) -> Group:
+    def _existing(self, group_id: str) -> model.Group:
         group = self.groups.get(group_id)
         if group is None:
             raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} not found.")

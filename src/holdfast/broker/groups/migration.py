@@ -33,6 +33,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.groups import model
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.classic_state import ClassicMember, Membership, group_record
 from holdfast.broker.groups.consumer_group import ConsumerGroup
@@ -55,23 +56,6 @@ from holdfast.broker.groups.consumer_state import (
     target_epoch_change,
 )
 from holdfast.broker.groups.consumer_turn import Requester, Subscriptions, Turn, topics_followed, usable
-from holdfast.broker.groups.model import (
-    CONSUMER_PROTOCOL_TYPE,
-    NO_MEMBER_ID,
-    Group,
-    HeartbeatRequest,
-    JoinCallback,
-    JoinReply,
-    JoinRequest,
-    LeaveReply,
-    LeaveRequest,
-    LeavingMember,
-    MemberProtocol,
-    SyncCallback,
-    SyncReply,
-    SyncRequest,
-    Topics,
-)
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 from holdfast.wire.consumer_protocol import ConsumerSubscription, decode_assignment, decode_subscription
@@ -91,7 +75,7 @@ cooperative-sticky adds something, and Kafka takes it for a custom one."""
 # Up
 
 
-def upgraded(home: ConsumerGroups, group: Group) -> tuple[ConsumerGroup, list[Change]]:
+def upgraded(home: ConsumerGroups, group: model.Group) -> tuple[ConsumerGroup, list[Change]]:
     """A classic group as a consumer group, which counts for nothing yet, and the changes that make it."""
     settings = home.context.settings()
     if not isinstance(group, ClassicGroup):
@@ -115,24 +99,24 @@ def upgraded(home: ConsumerGroups, group: Group) -> tuple[ConsumerGroup, list[Ch
     return consumer, [*changes, epoch]
 
 
-def release_waiting(group: Group) -> None:
+def release_waiting(group: model.Group) -> None:
     """The classic group is no more; its members are to join what it has become."""
     again = ErrorCode.rebalance_in_progress
     membership = group.membership if isinstance(group, ClassicGroup) else Membership()
     for member in membership:
-        membership.answer_join(member, JoinReply(again, member.member_id))
-        membership.answer_sync(member, SyncReply(again))
+        membership.answer_join(member, model.JoinReply(again, member.member_id))
+        membership.answer_sync(member, model.SyncReply(again))
     group.unload()
 
 
-def _refused(group: Group, reason: str) -> ApiError:
+def _refused(group: model.Group, reason: str) -> ApiError:
     return ApiError(
         ErrorCode.group_id_not_found,
         f"classic group {group.group_id!r} does not become a consumer group: {reason}",
     )
 
 
-def _changes_of(group: ClassicGroup, topics: Topics) -> list[Change]:
+def _changes_of(group: ClassicGroup, topics: model.Topics) -> list[Change]:
     group_id, generation = group.group_id, group.generation
     profiles, targets, holdings = [], [], []
     for member_id, held in _holdings(group, topics).items():
@@ -143,7 +127,7 @@ def _changes_of(group: ClassicGroup, topics: Topics) -> list[Change]:
     return [*profiles, *targets, target_epoch_change(group_id, generation, 0), *holdings]
 
 
-def _holdings(group: ClassicGroup, topics: Topics) -> dict[str, Held]:
+def _holdings(group: ClassicGroup, topics: model.Topics) -> dict[str, Held]:
     """What each member holds: what it was assigned, and, while the group is between two assignments, what it said
     that it had not given up. Nobody holds what another does."""
     claims: dict[str, list[dict[UUID, tuple[int, ...]]]] = {}
@@ -190,7 +174,7 @@ def _profile(group: ClassicGroup, member: ClassicMember) -> Profile:
     )
 
 
-def _assigned(group: ClassicGroup, assignment: bytes, topics: Topics) -> dict[UUID, tuple[int, ...]]:
+def _assigned(group: ClassicGroup, assignment: bytes, topics: model.Topics) -> dict[UUID, tuple[int, ...]]:
     """No bytes at all are no assignment yet."""
     if not assignment:
         return {}
@@ -238,7 +222,7 @@ def downgrade(home: ConsumerGroups, group: ConsumerGroup, gone: Sequence[Consume
 
 def downgrade_joining(
     home: ConsumerGroups, group: ConsumerGroup, requester: Requester, profile: Profile, now: Now
-) -> JoinReply:
+) -> model.JoinReply:
     """A classic static member takes the place of the last consumer: it joins, and the group is classic again.
 
     It goes on as it is only where everybody has its part of the work, and knows of all of it. A classic group has no
@@ -255,12 +239,16 @@ def downgrade_joining(
     classic = _become_classic(home, group, members, now, rebalances=rebalances)
     if rebalances:
         classic.begin_rebalance(now)
-    return JoinReply(
-        ErrorCode.none, requester.member_id, classic.generation, CONSUMER_PROTOCOL_TYPE, classic.protocol_name
+    return model.JoinReply(
+        ErrorCode.none,
+        requester.member_id,
+        classic.generation,
+        model.CONSUMER_PROTOCOL_TYPE,
+        classic.protocol_name,
     )
 
 
-def _is_settled(group: ConsumerGroup, topics: Topics) -> bool:
+def _is_settled(group: ConsumerGroup, topics: model.Topics) -> bool:
     """Whether everybody has what a target made of the present says; one who is replaced, what it leaves behind."""
     return (
         group.epoch == group.assignment_epoch
@@ -280,7 +268,7 @@ def _become_classic(
     classic = ClassicGroup(group.group_id, home.context)
     classic.restore(
         generation=group.epoch,
-        protocol_type=CONSUMER_PROTOCOL_TYPE,
+        protocol_type=model.CONSUMER_PROTOCOL_TYPE,
         protocol_name=agreed.choose_protocol(),
         leader=None,
         state_since_ms=now.wall_ms,
@@ -297,11 +285,12 @@ def _become_classic(
 
 
 def _classic_member(
-    member_id: str, profile: Profile, current: CurrentAssignment, topics: Topics
+    member_id: str, profile: Profile, current: CurrentAssignment, topics: model.Topics
 ) -> ClassicMember:
     assert profile.classic is not None
     protocols = tuple(
-        MemberProtocol(protocol.name, protocol.metadata) for protocol in profile.classic.supported_protocols
+        model.MemberProtocol(protocol.name, protocol.metadata)
+        for protocol in profile.classic.supported_protocols
     )
     return ClassicMember(
         member_id,
@@ -324,21 +313,23 @@ class ClassicMembers:
 
     # Joining
 
-    def join(self, group: ConsumerGroup, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
+    def join(
+        self, group: ConsumerGroup, request: model.JoinRequest, reply: model.JoinCallback, now: Now
+    ) -> None:
         try:
             answer = self._join(group, request, now)
         except ApiError as error:
-            answer = JoinReply(error.code, request.member_id)
+            answer = model.JoinReply(error.code, request.member_id)
         reply(answer)
 
-    def _join(self, group: ConsumerGroup, request: JoinRequest, now: Now) -> JoinReply:
+    def _join(self, group: ConsumerGroup, request: model.JoinRequest, now: Now) -> model.JoinReply:
         home = self._home
         self._check_welcome(group, request)
         subscription = _subscription_of(request.protocols)
-        is_unknown = request.member_id == NO_MEMBER_ID
+        is_unknown = request.member_id == model.NO_MEMBER_ID
         member_id = home.new_member_id() if is_unknown else request.member_id
         if is_unknown and request.group_instance_id is None and request.requires_known_member_id:
-            return JoinReply(ErrorCode.member_id_required, member_id)
+            return model.JoinReply(ErrorCode.member_id_required, member_id)
         requester = self._requester(group, request, member_id)
         profile = _updated(requester.profile, request, subscription)
         takes_over = group.member_of_instance(request.group_instance_id)
@@ -352,15 +343,15 @@ class ClassicMembers:
         member.cancel("join_timer")
         home.begin_session(group, member, request.session_timeout_ms, now)
         home.limit(group, member, "sync_timer", "it joined and has not synced in time", now)
-        return JoinReply(
+        return model.JoinReply(
             ErrorCode.none,
             requester.member_id,
             outcome.current.epoch,
-            CONSUMER_PROTOCOL_TYPE,
+            model.CONSUMER_PROTOCOL_TYPE,
             request.protocols[0].name,
         )
 
-    def _check_welcome(self, group: ConsumerGroup, request: JoinRequest) -> None:
+    def _check_welcome(self, group: ConsumerGroup, request: model.JoinRequest) -> None:
         settings = self._home.context.settings()
         if settings.group_consumer_migration_policy.lower() == NO_MIGRATION:
             raise ApiError(ErrorCode.inconsistent_group_protocol, "this group takes no classic members")
@@ -368,33 +359,35 @@ class ClassicMembers:
             raise ApiError(ErrorCode.group_max_size_reached)
         names = [protocol.name for protocol in request.protocols]
         fits = any(group.classic_protocols.get(name, 0) == group.classic_members for name in names)
-        if request.protocol_type != CONSUMER_PROTOCOL_TYPE or not fits:
+        if request.protocol_type != model.CONSUMER_PROTOCOL_TYPE or not fits:
             raise ApiError(ErrorCode.inconsistent_group_protocol)
 
-    def _requester(self, group: ConsumerGroup, request: JoinRequest, member_id: str) -> Requester:
+    def _requester(self, group: ConsumerGroup, request: model.JoinRequest, member_id: str) -> Requester:
         instance_id = request.group_instance_id
         if instance_id is None:
             member = group.members.get(member_id)
             return Requester(member_id) if member is None else Requester.of(member)
-        if request.member_id != NO_MEMBER_ID:
+        if request.member_id != model.NO_MEMBER_ID:
             return Requester.of(group.find_static(member_id, instance_id))
         known = group.member_of_instance(instance_id)
         return Requester(member_id) if known is None else Requester.instead_of(known, member_id)
 
     # Syncing
 
-    def sync(self, group: ConsumerGroup, request: SyncRequest, reply: SyncCallback, now: Now) -> None:
+    def sync(
+        self, group: ConsumerGroup, request: model.SyncRequest, reply: model.SyncCallback, now: Now
+    ) -> None:
         try:
             answer = self._sync(group, request, now)
         except ApiError as error:
-            answer = SyncReply(error.code)
+            answer = model.SyncReply(error.code)
         reply(answer)
 
-    def _sync(self, group: ConsumerGroup, request: SyncRequest, now: Now) -> SyncReply:
+    def _sync(self, group: ConsumerGroup, request: model.SyncRequest, now: Now) -> model.SyncReply:
         member, classic = _speaker(group, request.member_id, request.group_instance_id)
         _check_generation(member, request.generation)
         protocol = classic.supported_protocols[0]
-        if request.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE):
+        if request.protocol_type not in (None, model.CONSUMER_PROTOCOL_TYPE):
             raise ApiError(ErrorCode.inconsistent_group_protocol)
         if request.protocol_name not in (None, protocol.name):
             raise ApiError(ErrorCode.inconsistent_group_protocol)
@@ -404,7 +397,7 @@ class ClassicMembers:
             raise ApiError(ErrorCode.rebalance_in_progress)
         member.cancel("sync_timer")
         self._home.begin_session(group, member, classic.session_timeout_ms, now)
-        return SyncReply(
+        return model.SyncReply(
             ErrorCode.none,
             request.protocol_type,
             request.protocol_name,
@@ -413,7 +406,7 @@ class ClassicMembers:
 
     # Staying and leaving
 
-    def heartbeat(self, group: ConsumerGroup, request: HeartbeatRequest, now: Now) -> ErrorCode:
+    def heartbeat(self, group: ConsumerGroup, request: model.HeartbeatRequest, now: Now) -> ErrorCode:
         try:
             member, classic = _speaker(group, request.member_id, request.group_instance_id)
             _check_generation(member, request.generation)
@@ -426,9 +419,9 @@ class ClassicMembers:
             return ErrorCode.rebalance_in_progress
         return ErrorCode.none
 
-    def leave(self, group: ConsumerGroup, request: LeaveRequest, now: Now) -> LeaveReply:
+    def leave(self, group: ConsumerGroup, request: model.LeaveRequest, now: Now) -> model.LeaveReply:
         gone: dict[str, ConsumerMember] = {}
-        outcomes: list[tuple[LeavingMember, ErrorCode]] = []
+        outcomes: list[tuple[model.LeavingMember, ErrorCode]] = []
         for leaving in request.members:
             try:
                 member = _leaving(group, leaving)
@@ -439,14 +432,14 @@ class ClassicMembers:
                 outcomes.append((leaving, ErrorCode.none))
         if gone:
             self._home.remove(group, list(gone.values()), now)
-        return LeaveReply(ErrorCode.none, tuple(outcomes))
+        return model.LeaveReply(ErrorCode.none, tuple(outcomes))
 
     def _expect_join(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
         if member.join_timer is None:
             self._home.limit(group, member, "join_timer", "it has not joined the rebalance in time", now)
 
 
-def _subscription_of(protocols: tuple[MemberProtocol, ...]) -> ConsumerSubscription:
+def _subscription_of(protocols: tuple[model.MemberProtocol, ...]) -> ConsumerSubscription:
     """All of a member's protocols carry the same one."""
     try:
         return decode_subscription(protocols[0].metadata)[1]
@@ -456,7 +449,7 @@ def _subscription_of(protocols: tuple[MemberProtocol, ...]) -> ConsumerSubscript
         ) from error
 
 
-def _updated(profile: Profile, request: JoinRequest, subscription: ConsumerSubscription) -> Profile:
+def _updated(profile: Profile, request: model.JoinRequest, subscription: ConsumerSubscription) -> Profile:
     return replace(
         profile,
         instance_id=request.group_instance_id or profile.instance_id,
@@ -514,10 +507,10 @@ def _is_others(owner: str | None, member: ConsumerMember) -> bool:
     return owner is not None and owner != member.member_id
 
 
-def _leaving(group: ConsumerGroup, leaving: LeavingMember) -> ConsumerMember:
+def _leaving(group: ConsumerGroup, leaving: model.LeavingMember) -> ConsumerMember:
     if leaving.group_instance_id is None:
         return group.find(leaving.member_id)
-    if leaving.member_id != NO_MEMBER_ID:
+    if leaving.member_id != model.NO_MEMBER_ID:
         return group.find_static(leaving.member_id, leaving.group_instance_id)
     # An operator removes an instance, whoever it is at the moment.
     member = group.member_of_instance(leaving.group_instance_id)

@@ -330,14 +330,7 @@ class Group(Protocol):
     # Committed offsets
 
     def check_offset_commit(
-        self,
-        member_id: str,
-        group_instance_id: str | None,
-        generation: int,
-        now: Now,
-        *,
-        is_transactional: bool,
-        api_version: int,
+        self, commit: CommitRequest | TransactionalCommit, now: Now
     ) -> PartitionCheck | None:
         """Whether this member may commit now, anything (None) or what the returned check lets pass.
 

@@ -26,20 +26,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.groups.model import (
-    NO_TOPIC_ID,
-    CommitReply,
-    CommitRequest,
-    CommittedOffset,
-    CoordinatorContext,
-    Group,
-    PartitionCheck,
-    PartitionCommit,
-    Records,
-    TopicCommit,
-    TransactionalCommit,
-    has_room,
-)
+from holdfast.broker.groups import model
 from holdfast.seams import Buffer, Now
 from holdfast.wire.coordinator_records import OffsetCommitKey, OffsetCommitValue, decode_group_record
 
@@ -55,7 +42,7 @@ class StoredOffset(NamedTuple):
     group_id: str
     topic: str
     partition: int
-    committed: CommittedOffset
+    committed: model.CommittedOffset
     producer_id: int | None
     """Whose transaction it is pending in, if it is."""
 
@@ -96,7 +83,7 @@ class OffsetReplay:
         for what, (order, data) in found.items():
             key, value = decode_group_record(_WRITTEN + what, data)
             if isinstance(key, OffsetCommitKey) and isinstance(value, OffsetCommitValue):
-                committed = CommittedOffset(
+                committed = model.CommittedOffset(
                     value.offset,
                     value.leader_epoch,
                     value.metadata,
@@ -115,8 +102,8 @@ END_OF_TIME_MS: Final = 2**63 - 1
 BATCH_BYTES: Final = 512 * 1024
 """Tombstones of one batch: half of what `max.message.bytes` allows by default."""
 
-GroupOffsets = dict[tuple[str, int], CommittedOffset]
-NOTHING: Final[Mapping[tuple[str, int], CommittedOffset]] = {}
+GroupOffsets = dict[tuple[str, int], model.CommittedOffset]
+NOTHING: Final[Mapping[tuple[str, int], model.CommittedOffset]] = {}
 
 
 class Tombstone(NamedTuple):
@@ -128,7 +115,7 @@ class Tombstone(NamedTuple):
 
 
 class OffsetStore:
-    def __init__(self, context: CoordinatorContext) -> None:
+    def __init__(self, context: model.CoordinatorContext) -> None:
         self._context = context
         self._committed: dict[str, GroupOffsets] = {}
         self._pending: dict[int, dict[str, GroupOffsets]] = {}
@@ -139,7 +126,7 @@ class OffsetStore:
 
     # Looking
 
-    def of_group(self, group_id: str) -> Mapping[tuple[str, int], CommittedOffset]:
+    def of_group(self, group_id: str) -> Mapping[tuple[str, int], model.CommittedOffset]:
         return self._committed.get(group_id, NOTHING)
 
     def groups(self) -> list[str]:
@@ -163,7 +150,9 @@ class OffsetStore:
 
     # Committing
 
-    def commit(self, request: CommitRequest, check: PartitionCheck | None, now: Now) -> CommitReply:
+    def commit(
+        self, request: model.CommitRequest, check: model.PartitionCheck | None, now: Now
+    ) -> model.CommitReply:
         expire_ms = -1
         if request.retention_ms != DEFAULT_RETENTION:
             expire_ms = min(now.wall_ms + request.retention_ms, END_OF_TIME_MS)
@@ -174,8 +163,8 @@ class OffsetStore:
         return reply
 
     def commit_in_transaction(
-        self, request: TransactionalCommit, check: PartitionCheck | None, now: Now
-    ) -> CommitReply:
+        self, request: model.TransactionalCommit, check: model.PartitionCheck | None, now: Now
+    ) -> model.CommitReply:
         reply, accepted = self._judge(request.topics, check, now, -1)
         if accepted:
             self._context.journal.append(
@@ -187,17 +176,21 @@ class OffsetStore:
         return reply
 
     def _judge(
-        self, topics: tuple[TopicCommit, ...], check: PartitionCheck | None, now: Now, expire_ms: int
-    ) -> tuple[CommitReply, GroupOffsets]:
+        self,
+        topics: tuple[model.TopicCommit, ...],
+        check: model.PartitionCheck | None,
+        now: Now,
+        expire_ms: int,
+    ) -> tuple[model.CommitReply, GroupOffsets]:
         metadata_max = self._context.settings().offset_metadata_max_bytes
-        reply: CommitReply = {}
+        reply: model.CommitReply = {}
         accepted: GroupOffsets = {}
         for topic, topic_id, partitions in topics:
             for partition in partitions:
                 key = (topic, partition.partition)
                 metadata = partition.metadata
                 # Versions of OffsetFetch before 6 have no room for more, whatever the setting allows.
-                if metadata is not None and (len(metadata) > metadata_max or not has_room(metadata)):
+                if metadata is not None and (len(metadata) > metadata_max or not model.has_room(metadata)):
                     reply[key] = ErrorCode.offset_metadata_too_large
                     continue
                 if check is not None:
@@ -255,7 +248,7 @@ class OffsetStore:
         self._forget_where(group_id, (topic, partition), lambda committed: True)
 
     def _forget_where(
-        self, group_id: str, key: tuple[str, int], is_doomed: Callable[[CommittedOffset], bool]
+        self, group_id: str, key: tuple[str, int], is_doomed: Callable[[model.CommittedOffset], bool]
     ) -> None:
         committed_offsets = self._committed.get(group_id, {})
         if key in committed_offsets and is_doomed(committed_offsets[key]):
@@ -280,7 +273,7 @@ class OffsetStore:
         if not producers:
             del self._open[group_id]
 
-    def expired(self, group: Group, now: Now) -> tuple[list[tuple[str, int]], bool]:
+    def expired(self, group: model.Group, now: Now) -> tuple[list[tuple[str, int]], bool]:
         """Committed offsets whose time is up, and whether these are all that the group has."""
         retention_ms = self._context.settings().offsets_retention_minutes * MINUTE_MS
         committed_offsets = self.of_group(group.group_id)
@@ -320,7 +313,7 @@ class OffsetStore:
                 found[group_id] = list(strange - good)
         return found
 
-    def _places_of(self, group_id: str) -> list[Mapping[tuple[str, int], CommittedOffset]]:
+    def _places_of(self, group_id: str) -> list[Mapping[tuple[str, int], model.CommittedOffset]]:
         """Where a group's committed offsets are: those that count, and those of each transaction."""
         producers = self._open.get(group_id, ())
         return [
@@ -328,15 +321,15 @@ class OffsetStore:
             *(self._pending[producer_id][group_id] for producer_id in producers),
         ]
 
-    def _judge_of_topics(self) -> Callable[[str, CommittedOffset], bool]:
+    def _judge_of_topics(self) -> Callable[[str, model.CommittedOffset], bool]:
         """Says whether a committed offset is in a topic that is gone; each topic is looked up once."""
         ids: dict[str, UUID | None] = {}
 
-        def is_strange(topic: str, committed: CommittedOffset) -> bool:
+        def is_strange(topic: str, committed: model.CommittedOffset) -> bool:
             if topic not in ids:
                 facts = self._context.topics.by_name(topic)
                 ids[topic] = None if facts is None else facts.topic_id
-            return ids[topic] is None or committed.topic_id not in (NO_TOPIC_ID, ids[topic])
+            return ids[topic] is None or committed.topic_id not in (model.NO_TOPIC_ID, ids[topic])
 
         return is_strange
 
@@ -354,9 +347,9 @@ class OffsetStore:
 
 
 def _committed_offset(
-    partition: PartitionCommit, topic_id: UUID, now: Now, expire_ms: int
-) -> CommittedOffset:
-    return CommittedOffset(
+    partition: model.PartitionCommit, topic_id: UUID, now: Now, expire_ms: int
+) -> model.CommittedOffset:
+    return model.CommittedOffset(
         partition.offset,
         partition.leader_epoch,
         partition.metadata or "",
@@ -366,7 +359,7 @@ def _committed_offset(
     )
 
 
-def _records(group_id: str, accepted: GroupOffsets) -> Records:
+def _records(group_id: str, accepted: GroupOffsets) -> model.Records:
     return [
         (
             OffsetCommitKey(group_id, topic, partition).encode(),

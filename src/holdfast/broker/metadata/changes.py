@@ -23,7 +23,6 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.metadata.image import (
     NO_LEADER,
     UNASSIGNED_DIRECTORY,
-    BrokerImage,
     ClusterImage,
     ResourceType,
     TopicImage,
@@ -46,8 +45,6 @@ from holdfast.wire.metadata_records import (
     PartitionChange,
     ProducerIds,
     RegisterBroker,
-    RegisterBrokerEndPoint,
-    RegisterBrokerFeature,
     RemoveTopic,
     Topic,
 )
@@ -166,7 +163,7 @@ def allocate_producer_ids(
     broker = image.brokers.get(broker_id)
     record = ProducerIds(
         broker_id=broker_id,
-        broker_epoch=-1 if broker is None else broker.epoch,
+        broker_epoch=-1 if broker is None else broker.broker_epoch,
         next_producer_id=first + block_size,
     )
     return ProducerIdBlock(first, first + block_size), [record]
@@ -214,29 +211,16 @@ def raise_leader_epochs(image: ClusterImage, node_id: int) -> list[MetadataRecor
     ]
 
 
-def register_broker(image: ClusterImage, broker: BrokerImage) -> list[MetadataRecord]:
+def register_broker(image: ClusterImage, broker: RegisterBroker) -> list[MetadataRecord]:
     """Announce a broker, anew at each of its starts; its epoch must rise."""
     known = image.brokers.get(broker.broker_id)
-    if known is not None and broker.epoch <= known.epoch:
+    if known is not None and broker.broker_epoch <= known.broker_epoch:
         raise ApiError(
             ErrorCode.stale_broker_epoch,
-            f"broker {broker.broker_id} is registered with epoch {known.epoch}: {broker.epoch} is not newer",
+            f"broker {broker.broker_id} is registered with epoch {known.broker_epoch}: "
+            f"{broker.broker_epoch} is not newer",
         )
-    return [registration_record(broker)]
-
-
-def registration_record(broker: BrokerImage) -> RegisterBroker:
-    return RegisterBroker(
-        broker_id=broker.broker_id,
-        incarnation_id=broker.incarnation_id,
-        broker_epoch=broker.epoch,
-        end_points=tuple(RegisterBrokerEndPoint(*end_point) for end_point in broker.end_points),
-        features=tuple(RegisterBrokerFeature(*feature) for feature in broker.features),
-        rack=broker.rack,
-        fenced=broker.fenced,
-        in_controlled_shutdown=broker.in_controlled_shutdown,
-        log_dirs=broker.log_dirs,
-    )
+    return [broker]
 
 
 def set_feature_levels(image: ClusterImage, levels: Mapping[str, int]) -> list[MetadataRecord]:

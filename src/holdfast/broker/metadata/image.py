@@ -104,38 +104,6 @@ class TopicImage:
     partitions: tuple[PartitionImage, ...] = ()
 
 
-class EndPoint(NamedTuple):
-    name: str
-    host: str
-    port: int
-    security_protocol: int
-
-
-class SupportedFeature(NamedTuple):
-    name: str
-    min_supported_version: int
-    max_supported_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerImage:
-    broker_id: int
-    epoch: int
-    incarnation_id: UUID
-    end_points: tuple[EndPoint, ...]
-    features: tuple[SupportedFeature, ...] = ()
-    rack: str | None = None
-    fenced: bool = True
-    in_controlled_shutdown: bool = False
-    log_dirs: tuple[UUID, ...] = ()
-    """Directories in working order at the last start, or missed then."""
-
-    @property
-    def active(self) -> bool:
-        """May this broker lead, and be given new replicas?"""
-        return not self.fenced and not self.in_controlled_shutdown
-
-
 _NO_SETTINGS: Final[Mapping[str, str]] = {}
 
 
@@ -145,7 +113,7 @@ class ClusterImage:
     topics_by_id: dict[UUID, TopicImage] = field(default_factory=dict)
     configs: dict[Resource, Mapping[str, str]] = field(default_factory=dict)
     """Settings changed while running, by owner; an owner without any has no entry."""
-    brokers: dict[int, BrokerImage] = field(default_factory=dict)
+    brokers: dict[int, RegisterBroker] = field(default_factory=dict)
     features: dict[str, int] = field(default_factory=dict)
     """Finalized feature levels; a feature at level zero has no entry."""
     next_producer_id: int = 0
@@ -218,7 +186,7 @@ class ClusterImage:
             case ProducerIds():
                 self._apply_producer_ids(record)
             case RegisterBroker():
-                self.brokers[record.broker_id] = _registered(record)
+                self.brokers[record.broker_id] = record
             case BrokerRegistrationChange():
                 self._apply_registration_change(record)
             case NoOp():
@@ -257,18 +225,19 @@ class ClusterImage:
 
     def _apply_registration_change(self, record: BrokerRegistrationChange) -> None:
         broker = self.brokers.get(record.broker_id)
-        if broker is None or broker.epoch != record.broker_epoch:
+        if broker is None or broker.broker_epoch != record.broker_epoch:
             raise CorruptLog(
                 f"metadata log changes broker {record.broker_id} of epoch {record.broker_epoch}, "
                 "which is not registered"
             )
-        if record.fenced != 0:
-            broker = replace(broker, fenced=record.fenced > 0)
-        if record.in_controlled_shutdown != 0:
-            broker = replace(broker, in_controlled_shutdown=record.in_controlled_shutdown > 0)
-        if record.log_dirs:
-            broker = replace(broker, log_dirs=tuple(record.log_dirs))
-        self.brokers[record.broker_id] = broker
+        shutdown = record.in_controlled_shutdown
+        self.brokers[record.broker_id] = replace(
+            broker,
+            version=-1,  # the newest, which has room for all of it
+            fenced=record.fenced > 0 if record.fenced else broker.fenced,
+            in_controlled_shutdown=shutdown > 0 if shutdown else broker.in_controlled_shutdown,
+            log_dirs=record.log_dirs or broker.log_dirs,
+        )
 
     def _publish_topic(self, topic: TopicImage) -> None:
         if topic.name not in self.topics and has_collision_characters(topic.name):
@@ -392,23 +361,3 @@ def _changed(old: PartitionImage, record: PartitionChange) -> PartitionImage:
 
 def _or_old(new: Iterable[int] | None, old: tuple[int, ...]) -> tuple[int, ...]:
     return old if new is None else tuple(new)
-
-
-def _registered(record: RegisterBroker) -> BrokerImage:
-    return BrokerImage(
-        broker_id=record.broker_id,
-        epoch=record.broker_epoch,
-        incarnation_id=record.incarnation_id,
-        end_points=tuple(
-            EndPoint(end_point.name, end_point.host, end_point.port, end_point.security_protocol)
-            for end_point in record.end_points
-        ),
-        features=tuple(
-            SupportedFeature(feature.name, feature.min_supported_version, feature.max_supported_version)
-            for feature in record.features
-        ),
-        rack=record.rack,
-        fenced=record.fenced,
-        in_controlled_shutdown=record.in_controlled_shutdown,
-        log_dirs=tuple(record.log_dirs),
-    )

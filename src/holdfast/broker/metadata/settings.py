@@ -12,7 +12,7 @@ one of a topic or group INVALID_CONFIG; an operation that does not fit a setting
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
@@ -33,14 +33,6 @@ _SETTINGS: Final[Mapping[ResourceType, Mapping[str, Setting]]] = {
     ResourceType.CLIENT_METRICS: CLIENT_METRICS,
 }
 _REFUSED_AS_REQUEST: Final = frozenset({ResourceType.BROKER, ResourceType.CLIENT_METRICS})
-
-
-class SettingChange(NamedTuple):
-    """One wish of IncrementalAlterConfigs, as it came in."""
-
-    name: str
-    operation: int
-    value: str | None
 
 
 def resource_of(resource_type: int, name: str) -> Resource:
@@ -68,19 +60,18 @@ def replace_settings(
     image: ClusterImage, resource: Resource, configs: Sequence[tuple[str, str | None]], config: BrokerConfig
 ) -> list[MetadataRecord]:
     """AlterConfigs: the given settings are all the resource has afterwards."""
-    _check_request([SettingChange(name, Operation.SET, value) for name, value in configs])
+    _check_request([Alteration(name, Operation.SET, value) for name, value in configs])
     settings = {name: value for name, value in configs if value is not None}
     return _records(image, resource, settings, frozenset(settings), config)
 
 
 def alter_settings(
-    image: ClusterImage, resource: Resource, changes: Sequence[SettingChange], config: BrokerConfig
+    image: ClusterImage, resource: Resource, changes: Sequence[Alteration], config: BrokerConfig
 ) -> list[MetadataRecord]:
     """IncrementalAlterConfigs: only the named settings change."""
     _check_request(changes)
-    alterations = [Alteration(name, Operation(operation), value) for name, operation, value in changes]
     try:
-        settings = alter(image.settings(resource), alterations, _SETTINGS.get(resource.type, {}))
+        settings = alter(image.settings(resource), changes, _SETTINGS.get(resource.type, {}))
     except ConfigError as refused:
         raise ApiError(ErrorCode.invalid_config, str(refused)) from refused
     return _records(image, resource, settings, frozenset(change.name for change in changes), config)
@@ -98,7 +89,7 @@ def check_broker_name(image: ClusterImage, name: str) -> int:
     return broker_id
 
 
-def _check_request(changes: Sequence[SettingChange]) -> None:
+def _check_request(changes: Sequence[Alteration]) -> None:
     names = [change.name for change in changes]
     if len(set(names)) != len(names):
         raise ApiError(ErrorCode.invalid_request, "a setting is named more than once for one resource")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.broker.metadata.changes import registration_record, set_feature_levels
+from holdfast.broker.metadata.changes import set_feature_levels
 from holdfast.broker.metadata.image import ClusterImage, PartitionImage, TopicImage
 from holdfast.wire.metadata_records import (
     Config,
@@ -24,7 +24,7 @@ from holdfast.wire.metadata_records import (
 def records(image: ClusterImage) -> Iterator[MetadataRecord]:
     yield from set_feature_levels(ClusterImage(), image.features)
     for broker_id in sorted(image.brokers):
-        yield registration_record(image.brokers[broker_id])
+        yield image.brokers[broker_id]
     for topic_name in sorted(image.topics):
         yield from _topic_records(image.topics[topic_name])
     for resource in sorted(image.configs):

@@ -25,17 +25,7 @@ from uuid import UUID
 from zlib import crc32
 
 from holdfast.atomic import parent_of, read_whole, write_atomically
-from holdfast.broker.log.checkpoints import (
-    LOG_START_FILE,
-    META_PROPERTIES_FILE,
-    RECOVERY_POINT_FILE,
-    MetaProperties,
-    OffsetCheckpoint,
-    read_meta_properties,
-    take_clean_shutdown,
-    write_clean_shutdown,
-    write_meta_properties,
-)
+from holdfast.broker.log import checkpoints
 from holdfast.broker.log.recovery import Trust
 from holdfast.broker.log.write_ahead import NO_ROOM_ERRNOS
 from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked
@@ -143,7 +133,7 @@ class LogDirectory:
         self._failures = failures
         self.offline = False
         self.failure: str | None = None
-        self.meta: MetaProperties | None = None
+        self.meta: checkpoints.MetaProperties | None = None
         self.is_blank = False
         """There is no identity in it and nothing else of ours. Whether it is new, or a place where a disk is not
         mounted, only the others can tell: nothing is written there before `prepare`."""
@@ -196,12 +186,12 @@ class LogDirectory:
         fs = self._fs
         if fs.exists(self.path) and not fs.is_directory(self.path):
             raise DataDirectoryError(f"{self.path} is not a directory")
-        if not self._is_missing(META_PROPERTIES_FILE):
+        if not self._is_missing(checkpoints.META_PROPERTIES_FILE):
             self._take(boot_id, say)
         elif self.holds_partitions():
             raise CorruptLog(
-                f"{self.path} holds partitions and no {META_PROPERTIES_FILE}, which says whose they are; restore "
-                "the file from a copy, or write one with cluster.id, node.id and version=1"
+                f"{self.path} holds partitions and no {checkpoints.META_PROPERTIES_FILE}, which says whose they are; "
+                "restore the file from a copy, or write one with cluster.id, node.id and version=1"
             )
         else:
             self.is_blank = True
@@ -229,17 +219,17 @@ class LogDirectory:
                 f"{self.path} is in use by another broker (its lock file {LOCK_FILE} is held); "
                 "stop that one first or choose another data directory"
             ) from None
-        self.meta = read_meta_properties(fs, self.path)
-        recovery_points = self._read(RECOVERY_POINT_FILE, say)
+        self.meta = checkpoints.read_meta_properties(fs, self.path)
+        recovery_points = self._read(checkpoints.RECOVERY_POINT_FILE, say)
         self.recovery_points_known = recovery_points is not None or self.meta is None
         self.recovery_points = recovery_points or {}
-        log_starts = self._read(LOG_START_FILE, say)
+        log_starts = self._read(checkpoints.LOG_START_FILE, say)
         self.log_starts = log_starts or {}
         self.log_starts_known = log_starts is not None or self.meta is None
         path = f"{self.path}/{SESSION_FILE}"
         self.session = decode_session(read_whole(fs, path)) if fs.exists(path) else BrokerRun("")
         self.torn_tail_expected = self.session.boot_id != boot_id
-        self.was_clean = take_clean_shutdown(fs, self.path) is not None
+        self.was_clean = checkpoints.take_clean_shutdown(fs, self.path) is not None
 
     def _make(self) -> None:
         """Make the directory and what is missing above it, each durable in its parent."""
@@ -306,11 +296,13 @@ class LogDirectory:
         # An unknown file stays unknown until every log is open and it can be written anew.
         try:
             if self.recovery_points_known and (
-                points != self.recovery_points or self._is_missing(RECOVERY_POINT_FILE)
+                points != self.recovery_points or self._is_missing(checkpoints.RECOVERY_POINT_FILE)
             ):
-                self.write_checkpoint(RECOVERY_POINT_FILE, points)
-            if self.log_starts_known and (starts != self.log_starts or self._is_missing(LOG_START_FILE)):
-                self.write_checkpoint(LOG_START_FILE, starts)
+                self.write_checkpoint(checkpoints.RECOVERY_POINT_FILE, points)
+            if self.log_starts_known and (
+                starts != self.log_starts or self._is_missing(checkpoints.LOG_START_FILE)
+            ):
+                self.write_checkpoint(checkpoints.LOG_START_FILE, starts)
         except OSError as error:
             if error.errno not in REFUSED_ERRNOS:
                 raise
@@ -338,19 +330,19 @@ class LogDirectory:
         if not self._fs.exists(path) or not self._fs.size(path):
             return None
         try:
-            return OffsetCheckpoint(self._fs, path).read()
+            return checkpoints.OffsetCheckpoint(self._fs, path).read()
         except CorruptLog as error:
             # Without a recovery point everything is verified; without a log start, the first segment is it.
             say(warn(f"{error}; it is rebuilt"))
             return None
 
-    def write_meta(self, meta: MetaProperties) -> None:
-        write_meta_properties(self._fs, self.path, meta)
+    def write_meta(self, meta: checkpoints.MetaProperties) -> None:
+        checkpoints.write_meta_properties(self._fs, self.path, meta)
         self.meta = meta
 
     def write_checkpoint(self, name: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Durable when it returns. Blocks for two flushes of a small file."""
-        OffsetCheckpoint(self._fs, f"{self.path}/{name}").write(offsets)
+        checkpoints.OffsetCheckpoint(self._fs, f"{self.path}/{name}").write(offsets)
 
     def fail(self, error: Exception) -> None:
         """Take the directory out of service. Without its session file the next start does not trust the cache.
@@ -370,10 +362,10 @@ class LogDirectory:
     def close_cleanly(self, recovery_points: Offsets, log_starts: Offsets, broker_epoch: int | None) -> None:
         """Without an epoch no marker is left, and the next start believes nothing above the recovery points."""
         self.is_closed = True
-        self.write_checkpoint(RECOVERY_POINT_FILE, recovery_points)
-        self.write_checkpoint(LOG_START_FILE, log_starts)
+        self.write_checkpoint(checkpoints.RECOVERY_POINT_FILE, recovery_points)
+        self.write_checkpoint(checkpoints.LOG_START_FILE, log_starts)
         if broker_epoch is not None:
-            write_clean_shutdown(self._fs, self.path, broker_epoch)
+            checkpoints.write_clean_shutdown(self._fs, self.path, broker_epoch)
         self.release()
 
     def release(self) -> None:

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from holdfast.atomic import flush_each
-from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node import dispatch, housekeeping, startup
 from holdfast.broker.node.checkpoints import Checkpoints, LogStarts
 from holdfast.broker.node.commit import GroupCommit
@@ -51,6 +50,7 @@ from holdfast.config.broker import BrokerConfig
 from holdfast.saying import unfailing
 from holdfast.seams import Buffer, FlushTarget, Now
 from holdfast.wire.messages import decode_request
+from holdfast.wire.metadata_records import EndPoint
 
 CHECKPOINT_INTERVAL_MS: Final = 1000
 """How often recovery points reach the disk while flushes happen: what bounds recovery's work after a crash."""

@@ -92,7 +92,6 @@ class Production:
                 }
                 for topic, outcomes in self.topics
             ],
-            "throttle_time": 0,
         }
 
     def settle(self, outcomes: list[BatchOutcome], at: int, error: Exception | None) -> None:

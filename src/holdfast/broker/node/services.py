@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node.checkpoints import Checkpoints, LogStarts
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.directories import LogDirectory
@@ -22,6 +21,7 @@ from holdfast.broker.node.troubles import Troubles
 from holdfast.broker.node.wall_clock import WallClock
 from holdfast.saying import Say
 from holdfast.seams import Clock, FileSystem, Flusher, Randomness, Worker
+from holdfast.wire.metadata_records import EndPoint
 
 if TYPE_CHECKING:
     from holdfast.broker.node.group_service import GroupService

@@ -22,7 +22,7 @@ from holdfast.atomic import flush_each
 from holdfast.broker.log.checkpoints import MetaProperties, encode_uuid
 from holdfast.broker.log.write_ahead import NO_ROOM_ERRNOS
 from holdfast.broker.metadata import changes
-from holdfast.broker.metadata.image import RESERVED_DIRECTORIES, BrokerImage, SupportedFeature
+from holdfast.broker.metadata.image import RESERVED_DIRECTORIES
 from holdfast.broker.metadata.names import METADATA_TOPIC
 from holdfast.broker.node.directories import BrokerRun, LogDirectory
 from holdfast.broker.node.hosted import HostedPartition
@@ -33,7 +33,7 @@ from holdfast.errors import ApiError, CorruptLog, DataDirectoryError
 from holdfast.saying import warn
 from holdfast.seams import Now
 from holdfast.wire.apis import FEATURES
-from holdfast.wire.metadata_records import MetadataRecord
+from holdfast.wire.metadata_records import MetadataRecord, RegisterBroker, SupportedFeature
 
 if TYPE_CHECKING:
     from holdfast.broker.node.node import Node
@@ -259,7 +259,7 @@ def _check_ages(node: Node, metadata: LogDirectory) -> None:
     known = node.metadata.image.brokers.get(node.identity.node_id)
     for directory in _online(node):
         epoch = directory.session.broker_epoch
-        if known is not None and epoch > known.epoch and not node.accepted.covers(METADATA_LOG):
+        if known is not None and epoch > known.broker_epoch and not node.accepted.covers(METADATA_LOG):
             raise DataDirectoryError(
                 f"the metadata log in {metadata.path} is older than {directory.path}: it was restored from a copy, and "
                 "what was made since is unknown to it. Restore both from one backup; or go on with the older one, with "
@@ -323,10 +323,12 @@ def _register(node: Node, missed: list[UUID], moved: Iterable[MetadataRecord], n
     """Announce this run and raise every leader epoch; durable before anything else is written."""
     metadata = node.metadata.hosted
     known = node.metadata.image.brokers.get(node.identity.node_id)
-    node.identity.broker_epoch = max(metadata.log.end_offset, known.epoch + 1 if known is not None else 0)
-    broker = BrokerImage(
+    node.identity.broker_epoch = max(
+        metadata.log.end_offset, known.broker_epoch + 1 if known is not None else 0
+    )
+    broker = RegisterBroker(
         broker_id=node.identity.node_id,
-        epoch=node.identity.broker_epoch,
+        broker_epoch=node.identity.broker_epoch,
         incarnation_id=UUID(bytes=node.seams.randomness.uuid_bytes()),
         end_points=tuple(node.identity.endpoints.values()),
         features=tuple(SupportedFeature(feature.name, feature.min, feature.max) for feature in FEATURES),

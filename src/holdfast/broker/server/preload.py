@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from holdfast.broker.node.dispatch import HANDLERS
+from holdfast.broker.node.dispatch import MODULES
 from holdfast.wire.apis import BY_KEY
 from holdfast.wire.messages import preload
 
@@ -43,7 +43,7 @@ def preload_when_idle(loop: asyncio.AbstractEventLoop, idle_seconds: Callable[[]
 
 
 def _in_order() -> Iterator[tuple[int, int]]:
-    for api_key in (*COMMON, *(key for key in HANDLERS if key not in COMMON)):
+    for api_key in (*COMMON, *(key for key in MODULES if key not in COMMON)):
         api = BY_KEY[api_key]
         for version in range(api.max, api.served_from - 1, -1):
             if (api_key, version) not in FIRST:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import NodeSeams
 from holdfast.broker.server.flusher import AdaptiveFlusher
@@ -25,6 +24,7 @@ from holdfast.errors import UsageError
 from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
 from holdfast.saying import Say, warn
 from holdfast.seams import Now
+from holdfast.wire.metadata_records import EndPoint
 
 READ_THREADS = 4
 """Reads of cold data that may wait for the disk at a time."""

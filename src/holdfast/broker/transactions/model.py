@@ -26,13 +26,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import CorruptLog
+from holdfast.wire import coordinator_records as records
 from holdfast.wire.batch import Record
-from holdfast.wire.coordinator_records import (
-    TransactionLogKey,
-    TransactionLogValue,
-    TransactionPartitions,
-    decode_transaction_record,
-)
 
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1
@@ -199,7 +194,7 @@ class Decision(NamedTuple):
 
 
 def record_of(transactional_id: str, metadata: TransactionMetadata) -> tuple[bytes, bytes]:
-    value = TransactionLogValue(
+    value = records.TransactionLogValue(
         producer_id=metadata.producer_id,
         previous_producer_id=metadata.previous_producer_id,
         next_producer_id=metadata.next_producer_id,
@@ -214,11 +209,11 @@ def record_of(transactional_id: str, metadata: TransactionMetadata) -> tuple[byt
         if metadata.last_producer_epoch == _implied_last_epoch(metadata)
         else metadata.last_producer_epoch,
     )
-    return TransactionLogKey(transactional_id).encode(), value.encode()
+    return records.TransactionLogKey(transactional_id).encode(), value.encode()
 
 
 def tombstone_of(transactional_id: str) -> tuple[bytes, None]:
-    return TransactionLogKey(transactional_id).encode(), None
+    return records.TransactionLogKey(transactional_id).encode(), None
 
 
 def _implied_last_epoch(metadata: TransactionMetadata) -> int:
@@ -229,25 +224,25 @@ def _implied_last_epoch(metadata: TransactionMetadata) -> int:
     )
 
 
-def _partitions(metadata: TransactionMetadata) -> tuple[TransactionPartitions, ...] | None:
+def _partitions(metadata: TransactionMetadata) -> tuple[records.TransactionPartitions, ...] | None:
     if metadata.state is TransactionState.EMPTY:
         return None
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(metadata.partitions):
         by_topic.setdefault(topic, []).append(partition)
-    return tuple(TransactionPartitions(topic, tuple(ids)) for topic, ids in by_topic.items())
+    return tuple(records.TransactionPartitions(topic, tuple(ids)) for topic, ids in by_topic.items())
 
 
 def read_record(record: Record) -> tuple[str, TransactionMetadata | None] | None:
     """The transactional id and what is known of it, None when it is forgotten; None for records of other kinds."""
     if record.key is None:
         raise CorruptLog("a record of a transaction without a key")
-    key, value = decode_transaction_record(record.key, record.value)
-    if not isinstance(key, TransactionLogKey):
+    key, value = records.decode_transaction_record(record.key, record.value)
+    if not isinstance(key, records.TransactionLogKey):
         return None
     if value is None:
         return key.transactional_id, None
-    if not isinstance(value, TransactionLogValue):
+    if not isinstance(value, records.TransactionLogValue):
         return None
     try:
         state = TransactionState(value.transaction_status)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from holdfast.broker.log.segment import Slice
-from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node.context import Part
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import NodeSeams
@@ -19,6 +18,7 @@ from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
 from holdfast.wire import messages
 from holdfast.wire.apis import BY_KEY, FLEXIBLE_FROM
+from holdfast.wire.metadata_records import EndPoint
 
 BASE = {"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://127.0.0.1:9092"}
 

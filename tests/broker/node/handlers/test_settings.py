@@ -62,6 +62,15 @@ def test_synonyms_and_documentation_come_when_asked_for(desk: Any) -> None:
         ("log.cleanup.policy", "delete", 5),
     ]
     assert config.documentation
+    (result,) = desk.ask(
+        DESCRIBE,
+        resources=[resource(BROKER, "1", ["holdfast.flush", "num.io.threads"])],
+        include_synonyms=False,
+        include_documentation=True,
+    ).results
+    acted_on, ignored = result.configs
+    assert acted_on.documentation
+    assert ignored.documentation is None
 
 
 def test_no_keys_and_an_empty_list_of_keys_ask_for_everything(desk: Any) -> None:

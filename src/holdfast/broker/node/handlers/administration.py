@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.metadata.image import NO_LEADER, EndPoint, PartitionImage, TopicImage
+from holdfast.broker.metadata.image import NO_LEADER, PartitionImage, TopicImage
 from holdfast.broker.metadata.names import INTERNAL_TOPICS
 from holdfast.broker.node.context import Fields, RequestContext, Within
 from holdfast.broker.node.services import ClusterServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
+from holdfast.wire.metadata_records import EndPoint
 
 OPERATIONS_NOT_ASKED: Final = -(2**31)
 """Stands in an answer for authorised operations nobody asked about."""
@@ -119,9 +120,7 @@ def deadline_ms(request: Any, now: Now) -> int:
 
 def within(request: Any, now: Now, key: str, results: list[Fields], too_late: list[Fields]) -> Within:
     """The results of an administrative request under their `key`, or those of one whose time is over."""
-    return Within(
-        {"throttle_time": 0, key: results}, deadline_ms(request, now), {"throttle_time": 0, key: too_late}
-    )
+    return Within({key: results}, deadline_ms(request, now), {key: too_late})
 
 
 def code_of(error: Exception) -> ErrorCode:

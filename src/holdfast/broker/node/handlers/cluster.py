@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.metadata.names import METADATA_TOPIC
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.directories import LogDirectory
-from holdfast.broker.node.dispatch import HANDLERS
+from holdfast.broker.node.dispatch import MODULES
 from holdfast.broker.node.handlers.administration import OPERATIONS_NOT_ASKED, brokers_on, cluster_operations
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.services import ClusterServices
@@ -38,9 +38,8 @@ def api_versions(node: ClusterServices, context: RequestContext, request: Any, n
         "api_keys": [
             {"api_key": api.key, "min_version": api.min, "max_version": api.max}
             for api in APIS
-            if api.key in HANDLERS
+            if api.key in MODULES
         ],
-        "throttle_time": 0,
         "supported_features": [
             {"name": feature.name, "min_version": feature.min, "max_version": feature.max}
             for feature in supported_features(context.version)
@@ -80,13 +79,11 @@ def update_features(node: ClusterServices, context: RequestContext, request: Any
     ]
     if refusals:
         return {
-            "throttle_time": 0,
             "error_code": ErrorCode.invalid_update_version,
             "error_message": "; ".join(refusals),
             "results": [],
         }
     return {
-        "throttle_time": 0,
         "error_code": ErrorCode.none,
         "error_message": None,
         "results": [
@@ -125,7 +122,6 @@ def describe_cluster(node: ClusterServices, context: RequestContext, request: An
         )
     fenced_too = context.version >= 2 and request.include_fenced_brokers
     return {
-        "throttle_time": 0,
         "error_code": ErrorCode.none,
         "error_message": None,
         "endpoint_type": BROKERS,
@@ -141,7 +137,6 @@ def describe_cluster(node: ClusterServices, context: RequestContext, request: An
 
 def _not_described(code: ErrorCode, message: str) -> Fields:
     return {
-        "throttle_time": 0,
         "error_code": code,
         "error_message": message,
         "endpoint_type": BROKERS,
@@ -223,7 +218,6 @@ def describe_log_dirs(node: ClusterServices, context: RequestContext, request: A
     if request.topics is not None:
         asked = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
     return {
-        "throttle_time": 0,
         "error_code": ErrorCode.none,
         "results": [_log_dir(node, directory, asked) for directory in node.directories],
     }
@@ -265,7 +259,6 @@ def describe_acls(node: ClusterServices, context: RequestContext, request: Any, 
     """DescribeAcls (29), versions 1 to 3: there are none, since authorisation is off: every principal may do
     everything."""
     return {
-        "throttle_time": 0,
         "error_code": ErrorCode.security_disabled,
         "error_message": "this broker has no authorizer, so it keeps no access control lists",
         "resources": [],
@@ -283,8 +276,8 @@ def describe_client_quotas(node: ClusterServices, context: RequestContext, reque
     refusal = _quota_refusal(request.components)
     if refusal is not None:
         code, message = refusal
-        return {"throttle_time": 0, "error_code": code, "error_message": message, "entries": None}
-    return {"throttle_time": 0, "error_code": ErrorCode.none, "error_message": "", "entries": []}
+        return {"error_code": code, "error_message": message, "entries": None}
+    return {"error_code": ErrorCode.none, "error_message": "", "entries": []}
 
 
 def _quota_refusal(components: Any) -> tuple[ErrorCode, str] | None:
@@ -310,7 +303,6 @@ def alter_client_quotas(node: ClusterServices, context: RequestContext, request:
     A quota that is stored and not enforced would be worse than none.
     """
     return {
-        "throttle_time": 0,
         "entries": [
             {
                 "error_code": ErrorCode.unsupported_version,
@@ -334,7 +326,6 @@ def describe_user_scram_credentials(
     """
     times = Counter(user.name for user in request.users or ())
     return {
-        "throttle_time": 0,
         "error_code": ErrorCode.none,
         "error_message": "",
         "results": [_credentials_of(user, count) for user, count in times.items()],

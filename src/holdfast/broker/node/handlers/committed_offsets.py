@@ -7,16 +7,8 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.groups import model
 from holdfast.broker.groups.coordinator import FetchedOffset, GroupCoordinator
-from holdfast.broker.groups.model import (
-    NO_TOPIC_ID,
-    CommitReply,
-    CommitRequest,
-    PartitionCommit,
-    TopicCommit,
-    TransactionalCommit,
-    append_error,
-)
 from holdfast.broker.groups.offsets import DEFAULT_RETENTION
 from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
 from holdfast.broker.node.coordination import CoordinatorPartition
@@ -31,7 +23,7 @@ from holdfast.seams import Now
 class Committing(NamedTuple):
     """The topics of a commit request, told apart before a group is asked."""
 
-    topics: tuple[TopicCommit, ...]
+    topics: tuple[model.TopicCommit, ...]
     """What exists."""
     refused: dict[tuple[str | UUID, int], ErrorCode]
     """What does not, by the name or id the client used."""
@@ -39,12 +31,12 @@ class Committing(NamedTuple):
 
 def known_topics(node: GroupServices, topics: Any, *, by_id: bool) -> Committing:
     """Look up what a commit names. `topics` are entities of OffsetCommit or TxnOffsetCommit."""
-    known: list[TopicCommit] = []
+    known: list[model.TopicCommit] = []
     refused: dict[tuple[str | UUID, int], ErrorCode] = {}
     for topic in topics:
         if by_id:
-            given: str | UUID = topic.topic_id or NO_TOPIC_ID
-            facts = node.groups.topics.by_id(topic.topic_id or NO_TOPIC_ID)
+            given: str | UUID = topic.topic_id or model.NO_TOPIC_ID
+            facts = node.groups.topics.by_id(topic.topic_id or model.NO_TOPIC_ID)
             missing = ErrorCode.unknown_topic_id
         else:
             given = topic.name
@@ -59,7 +51,7 @@ def known_topics(node: GroupServices, topics: Any, *, by_id: bool) -> Committing
                 refused[given, index] = ErrorCode.unknown_topic_or_partition
             else:
                 commits.append(
-                    PartitionCommit(
+                    model.PartitionCommit(
                         index,
                         partition.committed_offset,
                         getattr(partition, "committed_leader_epoch", -1),
@@ -67,7 +59,7 @@ def known_topics(node: GroupServices, topics: Any, *, by_id: bool) -> Committing
                     )
                 )
         if commits and facts is not None:
-            known.append(TopicCommit(facts.name, facts.topic_id, tuple(commits)))
+            known.append(model.TopicCommit(facts.name, facts.topic_id, tuple(commits)))
     return Committing(tuple(known), refused)
 
 
@@ -75,13 +67,13 @@ def commit_fields(
     node: GroupServices,
     request: Any,
     refused: dict[tuple[str | UUID, int], ErrorCode],
-    reply: CommitReply | ErrorCode,
+    reply: model.CommitReply | ErrorCode,
 ) -> Fields:
     """One error for all that exists, or one for each partition; what does not exist comes first, as in Kafka."""
     topics: list[tuple[bool, Fields]] = []
     for topic in request.topics:
         topic_id = getattr(topic, "topic_id", None)
-        given: str | UUID = topic.name if hasattr(topic, "name") else topic_id or NO_TOPIC_ID
+        given: str | UUID = topic.name if hasattr(topic, "name") else topic_id or model.NO_TOPIC_ID
         name = given if isinstance(given, str) else node.partitions.topic_name(given)
         wrong: list[Fields] = []
         right: list[Fields] = []
@@ -98,7 +90,7 @@ def commit_fields(
             topics.append((not wrong, fields))
     if refused:
         topics.sort(key=lambda entry: entry[0])
-    return {"throttle_time": 0, "topics": [fields for _, fields in topics]}
+    return {"topics": [fields for _, fields in topics]}
 
 
 TOPIC_IDS_FROM: Final = 10
@@ -111,7 +103,7 @@ def offset_commit(node: GroupServices, context: RequestContext, request: Any, no
     """
     known, refused = known_topics(node, request.topics, by_id=context.version >= TOPIC_IDS_FROM)
 
-    def fields(reply: CommitReply | ErrorCode) -> Fields:
+    def fields(reply: model.CommitReply | ErrorCode) -> Fields:
         return commit_fields(node, request, refused, reply)
 
     if not known:
@@ -120,10 +112,10 @@ def offset_commit(node: GroupServices, context: RequestContext, request: Any, no
         journal, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
         return fields(error.code)
-    reply: CommitReply | ErrorCode
+    reply: model.CommitReply | ErrorCode
     try:
         reply = machine.commit(
-            CommitRequest(
+            model.CommitRequest(
                 request.group_id,
                 request.member_id,
                 getattr(request, "group_instance_id", None),
@@ -135,7 +127,7 @@ def offset_commit(node: GroupServices, context: RequestContext, request: Any, no
             now,
         )
     except ApiError as error:
-        reply = append_error(error)
+        reply = model.append_error(error)
     return journal.answer(fields(reply), fields)
 
 
@@ -153,7 +145,7 @@ def txn_offset_commit(node: GroupServices, context: RequestContext, request: Any
     """
     topics = known_topics(node, request.topics, by_id=False)
 
-    def fields(reply: CommitReply | ErrorCode) -> Fields:
+    def fields(reply: model.CommitReply | ErrorCode) -> Fields:
         return commit_fields(node, request, topics.refused, reply)
 
     if not topics.topics:
@@ -169,9 +161,9 @@ def txn_offset_commit(node: GroupServices, context: RequestContext, request: Any
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     later = Later()
 
-    def commit() -> CommitReply:
+    def commit() -> model.CommitReply:
         return machine.commit_in_transaction(
-            TransactionalCommit(
+            model.TransactionalCommit(
                 request.group_id,
                 getattr(request, "member_id", ""),
                 getattr(request, "group_instance_id", None),
@@ -193,7 +185,7 @@ def txn_offset_commit(node: GroupServices, context: RequestContext, request: Any
         try:
             if offsets_partition in refusals:
                 raise ApiError(_commit_error(refusals[offsets_partition], context.version))
-            reply: CommitReply | ErrorCode = commit()
+            reply: model.CommitReply | ErrorCode = commit()
         except ApiError as error:
             reply = error.code
         journal.release(later, fields(reply), fields)
@@ -246,7 +238,7 @@ def offset_fetch(node: GroupServices, context: RequestContext, request: Any, now
 
 def _fetched(context: RequestContext, asked: Any, groups: list[Fields]) -> Fields:
     if context.version >= SEVERAL_FROM:
-        return {"throttle_time": 0, "groups": groups}
+        return {"groups": groups}
     (group,) = groups
     if context.version < TOP_LEVEL_ERROR_FROM and group["error_code"]:
         # The oldest version has no place for an error but the partitions.
@@ -259,7 +251,6 @@ def _fetched(context: RequestContext, asked: Any, groups: list[Fields]) -> Field
             for topic in asked[0].topics
         ]
     return {
-        "throttle_time": 0,
         "error_code": group["error_code"],
         "topics": group["topics"],
     }
@@ -307,7 +298,7 @@ def _all(
     topics: list[Fields] = []
     for name, found in by_topic.items():
         facts = node.groups.topics.by_name(name)
-        topic_id = NO_TOPIC_ID if facts is None else facts.topic_id
+        topic_id = model.NO_TOPIC_ID if facts is None else facts.topic_id
         partitions = [
             _fetched_partition(index, machine.committed(group_id, name, index, require_stable=require_stable))
             for index, committed_for in found
@@ -327,7 +318,7 @@ def _topic(
     require_stable: bool,
 ) -> Fields:
     if context.version >= TOPIC_IDS_FROM:
-        topic_id: UUID = topic.topic_id or NO_TOPIC_ID
+        topic_id: UUID = topic.topic_id or model.NO_TOPIC_ID
         name = node.partitions.topic_name(topic_id)
         if name is None:
             unknown = FetchedOffset(ErrorCode.unknown_topic_id, None)
@@ -336,7 +327,7 @@ def _topic(
     else:
         name = topic.name
         facts = node.groups.topics.by_name(name)
-        topic_id = NO_TOPIC_ID if facts is None else facts.topic_id
+        topic_id = model.NO_TOPIC_ID if facts is None else facts.topic_id
     partitions = []
     for index in topic.partition_indexes:
         fetched = machine.committed(group_id, name, index, require_stable=require_stable)
@@ -352,7 +343,7 @@ def _named(context: RequestContext, name: str, topic_id: UUID) -> Fields:
 
 def _differ(committed_for: UUID, asked: UUID) -> bool:
     """Whether a committed offset is that of another topic which had this name before."""
-    return committed_for != asked and NO_TOPIC_ID not in (committed_for, asked)
+    return committed_for != asked and model.NO_TOPIC_ID not in (committed_for, asked)
 
 
 def _fetched_partition(index: int, fetched: FetchedOffset) -> Fields:
@@ -390,7 +381,7 @@ def offset_delete(node: GroupServices, context: RequestContext, request: Any, no
     try:
         deleted = machine.delete_offsets(request.group_id, known, now)
     except ApiError as error:
-        return journal.answer(_not_deleted(append_error(error)), _not_deleted)
+        return journal.answer(_not_deleted(model.append_error(error)), _not_deleted)
     return journal.answer(_deleted(request, refused, deleted), _not_deleted)
 
 
@@ -414,8 +405,8 @@ def _deleted(request: Any, refused: Outcomes, deleted: Outcomes) -> Fields:
                     ],
                 }
             )
-    return {"error_code": ErrorCode.none, "throttle_time": 0, "topics": topics}
+    return {"error_code": ErrorCode.none, "topics": topics}
 
 
 def _not_deleted(code: ErrorCode) -> Fields:
-    return {"error_code": code, "throttle_time": 0, "topics": []}
+    return {"error_code": code, "topics": []}

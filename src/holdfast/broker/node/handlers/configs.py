@@ -14,23 +14,12 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.metadata.changes import existing_topic
 from holdfast.broker.metadata.image import Resource, ResourceType
 from holdfast.broker.metadata.names import check_topic_name
-from holdfast.broker.metadata.settings import (
-    SettingChange,
-    alter_settings,
-    check_broker_name,
-    replace_settings,
-    resource_of,
-)
+from holdfast.broker.metadata.settings import alter_settings, check_broker_name, replace_settings, resource_of
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.services import ClusterServices
-from holdfast.config.describe import (
-    ConfigEntry,
-    describe_all_brokers,
-    describe_broker,
-    describe_client_metrics,
-    describe_group,
-    describe_topic,
-)
+from holdfast.config import describe
+from holdfast.config.descriptions import DESCRIPTIONS
+from holdfast.config.dynamic import Alteration
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 from holdfast.wire.metadata_records import MetadataRecord
@@ -44,10 +33,7 @@ def describe_configs(node: ClusterServices, context: RequestContext, request: An
     for Kafka's sake and have no levels to show.
     """
     documentation = context.version >= 3 and request.include_documentation
-    return {
-        "throttle_time": 0,
-        "results": [_describe(node, asked, request, documentation) for asked in request.resources],
-    }
+    return {"results": [_describe(node, asked, request, documentation) for asked in request.resources]}
 
 
 def _describe(node: ClusterServices, asked: Any, request: Any, documentation: bool) -> Fields:
@@ -60,34 +46,35 @@ def _describe(node: ClusterServices, asked: Any, request: Any, documentation: bo
     }
     try:
         resource = resource_of(asked.resource_type, asked.resource_name)
-        entries = _entries(node, resource, asked.configuration_keys or None, documentation)
+        entries = _entries(node, resource, asked.configuration_keys or None)
     except ApiError as refused:
         return {**result, "error_code": refused.code, "error_message": refused.message}
-    return {**result, "configs": [_entry_fields(entry, request.include_synonyms) for entry in entries]}
+    configs = [_entry_fields(entry, request.include_synonyms, documentation) for entry in entries]
+    return {**result, "configs": configs}
 
 
 def _entries(
-    node: ClusterServices, resource: Resource, names: tuple[str, ...] | None, documentation: bool
-) -> list[ConfigEntry]:
+    node: ClusterServices, resource: Resource, names: tuple[str, ...] | None
+) -> list[describe.ConfigEntry]:
     settings = node.metadata.image.settings(resource)
     match resource.type:
         case ResourceType.TOPIC:
             check_topic_name(resource.name)
             existing_topic(node.metadata.image, resource.name)
-            return describe_topic(node.settings.broker, settings, names, documentation=documentation)
+            return describe.describe_topic(node.settings.broker, settings, names)
         case ResourceType.BROKER:
             if not resource.name:
-                return describe_all_brokers(node.settings.broker, names, documentation=documentation)
+                return describe.describe_all_brokers(node.settings.broker, names)
             _check_is_this_broker(node, resource.name)
-            return describe_broker(node.settings.broker, names, documentation=documentation)
+            return describe.describe_broker(node.settings.broker, names)
         case ResourceType.BROKER_LOGGER:
             _check_is_this_broker(node, resource.name)
             return []
     if not resource.name:
         raise ApiError(ErrorCode.invalid_request, "a group or client-metrics subscription must be named")
     if resource.type is ResourceType.GROUP:
-        return describe_group(node.settings.broker, settings, names, documentation=documentation)
-    return describe_client_metrics(settings, names, documentation=documentation)
+        return describe.describe_group(node.settings.broker, settings, names)
+    return describe.describe_client_metrics(settings, names)
 
 
 def _check_is_this_broker(node: ClusterServices, name: str) -> None:
@@ -97,11 +84,12 @@ def _check_is_this_broker(node: ClusterServices, name: str) -> None:
         )
 
 
-def _entry_fields(entry: ConfigEntry, include_synonyms: bool) -> Fields:
-    fields = entry._asdict()
-    del fields["is_default"]  # of version 0, which is no longer offered
-    fields["synonyms"] = [synonym._asdict() for synonym in entry.synonyms] if include_synonyms else []
-    return fields
+def _entry_fields(entry: describe.ConfigEntry, include_synonyms: bool, documentation: bool) -> Fields:
+    return {
+        **entry._asdict(),
+        "synonyms": [synonym._asdict() for synonym in entry.synonyms] if include_synonyms else [],
+        "documentation": DESCRIPTIONS.get(entry.name) if documentation else None,
+    }
 
 
 def alter_each(
@@ -130,7 +118,7 @@ def alter_each(
                 "resource_name": asked.resource_name,
             }
         )
-    return {"throttle_time": 0, "responses": responses}
+    return {"responses": responses}
 
 
 def alter_configs(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
@@ -162,7 +150,7 @@ def incremental_alter_configs(
         lambda resource, asked: alter_settings(
             node.metadata.image,
             resource,
-            [SettingChange(config.name, config.config_operation, config.value) for config in asked.configs],
+            [Alteration(config.name, config.config_operation, config.value) for config in asked.configs],
             node.settings.broker,
         ),
     )
@@ -177,10 +165,9 @@ def list_config_resources(node: ClusterServices, context: RequestContext, reques
     wanted = request.resource_types if context.version >= 1 else (ResourceType.CLIENT_METRICS,)
     known = {resource_type.value for resource_type in ResourceType}
     if not known.issuperset(wanted):
-        return {"throttle_time": 0, "error_code": ErrorCode.unsupported_version, "config_resources": []}
+        return {"error_code": ErrorCode.unsupported_version, "config_resources": []}
     types = [ResourceType(number) for number in dict.fromkeys(wanted)] or list(ResourceType)
     return {
-        "throttle_time": 0,
         "error_code": ErrorCode.none,
         "config_resources": [
             {"resource_name": name, "resource_type": resource_type}

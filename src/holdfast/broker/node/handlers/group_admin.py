@@ -39,12 +39,11 @@ def find_coordinator(node: FindServices, context: RequestContext, request: Any, 
     key_type = getattr(request, "key_type", GROUP_KEY)
     if context.version >= BATCHED_FROM:
         return {
-            "throttle_time": 0,
             "coordinators": [
                 {"key": key, **_find(node, context, key_type, key, now)} for key in request.coordinator_keys
             ],
         }
-    return {"throttle_time": 0, **_find(node, context, key_type, request.key, now)}
+    return _find(node, context, key_type, request.key, now)
 
 
 def _find(node: FindServices, context: RequestContext, key_type: int, key: str, now: Now) -> Fields:
@@ -97,12 +96,12 @@ def list_groups(node: GroupServices, context: RequestContext, request: Any, now:
             for _, machine in coordinators
             for group in machine.list(states, types)
         ]
-    answer: Fields = {"throttle_time": 0, "error_code": ErrorCode.none, "groups": groups}
+    answer: Fields = {"error_code": ErrorCode.none, "groups": groups}
     return answer_all([journal for journal, _ in coordinators], answer, _not_listed)
 
 
 def _not_listed(code: ErrorCode) -> Fields:
-    return {"throttle_time": 0, "error_code": code, "groups": []}
+    return {"error_code": code, "groups": []}
 
 
 NOT_FOUND_FROM: Final = 6
@@ -121,11 +120,10 @@ def describe_groups(node: GroupServices, context: RequestContext, request: Any, 
 
     def refusal(code: ErrorCode) -> Fields:
         return {
-            "throttle_time": 0,
             "groups": [_classic_failed(group_id, ApiError(code)) for group_id in request.groups],
         }
 
-    return answer_all(journals, {"throttle_time": 0, "groups": groups}, refusal)
+    return answer_all(journals, {"groups": groups}, refusal)
 
 
 def _classic_group(
@@ -188,14 +186,14 @@ def consumer_group_describe(node: GroupServices, context: RequestContext, reques
 
     def refusal(code: ErrorCode) -> Fields:
         failed = [_consumer_failed(group_id, ApiError(code)) for group_id in request.group_ids]
-        return {"throttle_time": 0, "groups": failed}
+        return {"groups": failed}
 
     if PROTOCOL not in node.settings.broker.group_coordinator_rebalance_protocols:
         return refusal(ErrorCode.unsupported_version)
     operations = group_operations(request.include_authorized_operations)
     journals: list[CoordinatorPartition] = []
     groups = [_consumer_group(node, group_id, operations, journals, now) for group_id in request.group_ids]
-    return answer_all(journals, {"throttle_time": 0, "groups": groups}, refusal)
+    return answer_all(journals, {"groups": groups}, refusal)
 
 
 def _consumer_group(
@@ -286,6 +284,5 @@ def _delete(node: GroupServices, group_id: str, journals: list[CoordinatorPartit
 
 def _deleted(outcomes: dict[str, ErrorCode]) -> Fields:
     return {
-        "throttle_time": 0,
         "results": [{"group_id": group_id, "error_code": code} for group_id, code in outcomes.items()],
     }

@@ -8,19 +8,8 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.groups import model
 from holdfast.broker.groups.consumer_member import ConsumerHeartbeat, ConsumerReply
-from holdfast.broker.groups.model import (
-    HeartbeatRequest,
-    JoinReply,
-    JoinRequest,
-    LeaveReply,
-    LeaveRequest,
-    LeavingMember,
-    MemberProtocol,
-    SyncReply,
-    SyncRequest,
-    append_error,
-)
 from holdfast.broker.node.context import Answer, Fields, Later, Packed, RequestContext
 from holdfast.broker.node.services import GroupServices
 from holdfast.errors import ApiError
@@ -43,7 +32,7 @@ def join_group(node: GroupServices, context: RequestContext, request: Any, now: 
     version = context.version
 
     def refusal(code: ErrorCode) -> Fields:
-        return _join_fields(JoinReply(code, request.member_id), version)
+        return _join_fields(model.JoinReply(code, request.member_id), version)
 
     if not request.group_id:
         return refusal(ErrorCode.invalid_group_id)
@@ -55,7 +44,7 @@ def join_group(node: GroupServices, context: RequestContext, request: Any, now: 
     rebalance_timeout = getattr(request, "rebalance_timeout", None)
     later = Later()
     machine.join(
-        JoinRequest(
+        model.JoinRequest(
             request.group_id,
             request.member_id,
             getattr(request, "group_instance_id", None),
@@ -64,7 +53,10 @@ def join_group(node: GroupServices, context: RequestContext, request: Any, now: 
             session_timeout_ms,
             session_timeout_ms if rebalance_timeout is None else rebalance_timeout // _MS,
             request.protocol_type,
-            tuple(MemberProtocol(protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
+            tuple(
+                model.MemberProtocol(protocol.name, bytes(protocol.metadata))
+                for protocol in request.protocols
+            ),
             version >= MEMBER_ID_FIRST_FROM,
             version >= SKIP_ASSIGNMENT_FROM,
             getattr(request, "reason", None),
@@ -75,9 +67,8 @@ def join_group(node: GroupServices, context: RequestContext, request: Any, now: 
     return later
 
 
-def _join_fields(reply: JoinReply, version: int) -> Fields:
+def _join_fields(reply: model.JoinReply, version: int) -> Fields:
     return {
-        "throttle_time": 0,
         "error_code": reply.error,
         "generation_id": reply.generation,
         "protocol_type": reply.protocol_type,
@@ -113,7 +104,7 @@ def sync_group(node: GroupServices, context: RequestContext, request: Any, now: 
         return _sync_refusal(error.code)
     later = Later()
     machine.sync(
-        SyncRequest(
+        model.SyncRequest(
             request.group_id,
             request.generation_id,
             request.member_id,
@@ -129,12 +120,11 @@ def sync_group(node: GroupServices, context: RequestContext, request: Any, now: 
 
 
 def _sync_refusal(code: ErrorCode) -> Fields:
-    return _sync_fields(SyncReply(code))
+    return _sync_fields(model.SyncReply(code))
 
 
-def _sync_fields(reply: SyncReply) -> Fields:
+def _sync_fields(reply: model.SyncReply) -> Fields:
     return {
-        "throttle_time": 0,
         "error_code": reply.error,
         "protocol_type": reply.protocol_type,
         "protocol_name": reply.protocol_name,
@@ -156,13 +146,13 @@ def heartbeat(node: GroupServices, context: RequestContext, request: Any, now: N
         return _error_fields(error.code)
     instance_id = request.group_instance_id if context.version >= 3 else None
     outcome = machine.heartbeat(
-        HeartbeatRequest(group_id, request.generation_id, request.member_id, instance_id), now
+        model.HeartbeatRequest(group_id, request.generation_id, request.member_id, instance_id), now
     )
     return journal.answer(_error_fields(outcome), _error_fields)
 
 
 def _error_fields(code: ErrorCode) -> Fields:
-    return {"throttle_time": 0, "error_code": code}
+    return {"error_code": code}
 
 
 SEVERAL_FROM: Final = 3
@@ -175,28 +165,29 @@ def leave_group(node: GroupServices, context: RequestContext, request: Any, now:
         return _error_fields(ErrorCode.invalid_group_id)
     if context.version >= SEVERAL_FROM:
         members = tuple(
-            LeavingMember(member.member_id, member.group_instance_id, getattr(member, "reason", None))
+            model.LeavingMember(member.member_id, member.group_instance_id, getattr(member, "reason", None))
             for member in request.members
         )
     else:
-        members = (LeavingMember(request.member_id, None),)
+        members = (model.LeavingMember(request.member_id, None),)
     try:
         journal, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
         return _error_fields(error.code)
     try:
-        fields = _leave_fields(machine.leave(LeaveRequest(request.group_id, members), now), context.version)
+        fields = _leave_fields(
+            machine.leave(model.LeaveRequest(request.group_id, members), now), context.version
+        )
     except ApiError as error:
-        fields = _error_fields(append_error(error))
+        fields = _error_fields(model.append_error(error))
     return journal.answer(fields, _error_fields)
 
 
-def _leave_fields(reply: LeaveReply, version: int) -> Fields:
+def _leave_fields(reply: model.LeaveReply, version: int) -> Fields:
     error = reply.error
     if version < SEVERAL_FROM and reply.members:
         ((_, error),) = reply.members
     return {
-        "throttle_time": 0,
         "error_code": error,
         "members": [
             {
@@ -238,7 +229,7 @@ def consumer_group_heartbeat(node: GroupServices, context: RequestContext, reque
         reply = machine.consumer_groups.heartbeat(_heartbeat(context, request), now)
     except ApiError as error:
         # A refusal tells of the group's state as any other answer does, and waits for it to be durable.
-        return journal.answer(_consumer_refusal(append_error(error), error.message), _consumer_refusal)
+        return journal.answer(_consumer_refusal(model.append_error(error), error.message), _consumer_refusal)
     if reply.assignment is None and journal.is_durable:
         return Packed([pack_nothing_new(reply)])
     return journal.answer(_consumer_fields(reply), _consumer_refusal)
@@ -280,7 +271,6 @@ def _heartbeat(context: RequestContext, request: Any) -> ConsumerHeartbeat:
 def _consumer_fields(reply: ConsumerReply) -> Fields:
     assignment = reply.assignment
     return {
-        "throttle_time": 0,
         "error_code": ErrorCode.none,
         "error_message": None,
         "member_id": reply.member_id,
@@ -299,7 +289,6 @@ def _consumer_fields(reply: ConsumerReply) -> Fields:
 
 def _consumer_refusal(code: ErrorCode, message: str | None = None) -> Fields:
     return {
-        "throttle_time": 0,
         "error_code": code,
         "error_message": message,
         "member_id": None,

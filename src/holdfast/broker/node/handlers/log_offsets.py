@@ -50,7 +50,6 @@ def list_offsets(node: DataServices, context: RequestContext, request: Any, now:
             key = (topic.name, partition.partition_index)
             (repeated if key in seen else seen).add(key)
     return {
-        "throttle_time": 0,
         "topics": [
             {
                 "name": topic.name,
@@ -188,7 +187,6 @@ def _records(segment: Segment, found: FoundBatch) -> Iterator[tuple[int, int]]:
 def offset_for_leader_epoch(node: DataServices, context: RequestContext, request: Any, now: Now) -> Fields:
     """OffsetForLeaderEpoch (23), versions 2 to 4: where an epoch ended, so that a client can see a cut (KIP-320)."""
     return {
-        "throttle_time": 0,
         "topics": [
             {
                 "topic": topic.topic,
@@ -236,7 +234,7 @@ class Deleting:
         self._waiting = 1  # for the last partition to be added
         self._timer: Timer | None = None
         self.later = Later(self._stop_waiting)
-        self.fields: Fields = {"throttle_time": 0, "topics": []}
+        self.fields: Fields = {"topics": []}
 
     def add(self, topic: str, index: int, offset: int) -> Fields:
         # Until it is flushed: what is not in time is told so.

@@ -48,7 +48,6 @@ def metadata(node: ClusterServices, context: RequestContext, request: Any, now: 
         may_create = version < 4 or request.allow_auto_topic_creation
         topics = list(_named(node, context, request.topics, may_create, now))
     return {
-        "throttle_time": 0,
         "brokers": [
             {"node_id": broker_id, **address}
             for broker_id, address in brokers_on(node, context.session.listener)
@@ -161,7 +160,6 @@ def describe_topic_partitions(
     asked = sorted({topic.name for topic in request.topics} or node.metadata.image.topics)
     if cursor is not None and _is_beside(cursor, request):
         return {
-            "throttle_time": 0,
             "topics": [_undescribed(name, ErrorCode.invalid_request, OPERATIONS_NOT_ASKED) for name in asked],
             "next_cursor": None,
         }
@@ -176,14 +174,14 @@ def describe_topic_partitions(
     topics: list[Fields] = []
     for name in asked:
         if room == 0:
-            return {"throttle_time": 0, "topics": topics, "next_cursor": _cursor(name, 0)}
+            return {"topics": topics, "next_cursor": _cursor(name, 0)}
         shown, left = _page_of(node, name, first, room)
         topics.append(shown)
         if left is not None:
-            return {"throttle_time": 0, "topics": topics, "next_cursor": _cursor(name, left)}
+            return {"topics": topics, "next_cursor": _cursor(name, left)}
         room -= len(shown["partitions"])
         first = 0
-    return {"throttle_time": 0, "topics": topics, "next_cursor": None}
+    return {"topics": topics, "next_cursor": None}
 
 
 def _is_beside(cursor: Any, request: Any) -> bool:

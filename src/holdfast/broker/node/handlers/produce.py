@@ -180,5 +180,4 @@ def _refuse_all(version: int, request: Any, code: ErrorCode) -> Fields:
             }
             for topic in request.topic_data
         ],
-        "throttle_time": 0,
     }

@@ -9,16 +9,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.metadata.changes import (
-    NewTopic,
-    add_partitions,
-    checked_replicas,
-    create_topic,
-    delete_topic,
-    duplicates,
-    elect_leader,
-    existing_topic,
-)
+from holdfast.broker.metadata import changes
 from holdfast.broker.metadata.image import TopicImage
 from holdfast.broker.node.context import Fields, RequestContext, Within
 from holdfast.broker.node.handlers.administration import NOT_IN_TIME, deadline_ms, has_no_time, within
@@ -38,7 +29,7 @@ def create_topics(node: ClusterServices, context: RequestContext, request: Any, 
     factor and every setting with its source, as the topic has them; from 7 with its id. A name that occurs twice
     in a request is refused and neither topic is made.
     """
-    repeated = duplicates(topic.name for topic in request.topics)
+    repeated = changes.duplicates(topic.name for topic in request.topics)
     results = [
         _create(node, context, topic, request, now) for topic in request.topics if topic.name not in repeated
     ]
@@ -56,7 +47,7 @@ def create_topics(node: ClusterServices, context: RequestContext, request: Any, 
 def _create(node: ClusterServices, context: RequestContext, topic: Any, request: Any, now: Now) -> Fields:
     if has_no_time(request):
         return _not_created(topic.name, ErrorCode.request_timed_out, "the request allows no time")
-    wanted = NewTopic(
+    wanted = changes.NewTopic(
         topic.name,
         topic.num_partitions,
         topic.replication_factor,
@@ -64,7 +55,9 @@ def _create(node: ClusterServices, context: RequestContext, topic: Any, request:
         [(config.name, config.value) for config in topic.configs],
     )
     try:
-        records = create_topic(node.metadata.image, wanted, node.settings.broker, node.seams.randomness)
+        records = changes.create_topic(
+            node.metadata.image, wanted, node.settings.broker, node.seams.randomness
+        )
         if not request.validate_only:
             node.metadata.append(records, now)
     except ApiError as refused:
@@ -164,7 +157,7 @@ def _delete(
         name, topic_id = topic.name, topic.topic_id
         if times[WantedTopic(name, None)] + times[WantedTopic(None, topic_id)] > 1:
             raise ApiError(ErrorCode.invalid_request, f"topic {name!r} is named by name and by id")
-        node.metadata.append(delete_topic(node.metadata.image, topic.topic_id), now)
+        node.metadata.append(changes.delete_topic(node.metadata.image, topic.topic_id), now)
     except ApiError as refused:
         return _deleted(name, topic_id, refused.code, refused.message)
     return _deleted(name, topic_id, ErrorCode.none, None)
@@ -177,7 +170,7 @@ def _find_wanted(node: ClusterServices, each: WantedTopic, times: Counter[Wanted
     if times[each] > 1:
         raise ApiError(ErrorCode.invalid_request, f"topic {name or topic_id!r} is named more than once")
     if name is not None:
-        return existing_topic(node.metadata.image, name)
+        return changes.existing_topic(node.metadata.image, name)
     if topic_id is None:
         raise ApiError(ErrorCode.invalid_request, "a topic without a name and without an id")
     topic = node.metadata.image.topic_by_id(topic_id)
@@ -192,7 +185,7 @@ def _deleted(name: str | None, topic_id: UUID | None, code: ErrorCode, message: 
 
 def create_partitions(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Within:
     """CreatePartitions (37), versions 0 to 3: more partitions for a topic; there is no way to fewer."""
-    repeated = duplicates(topic.name for topic in request.topics)
+    repeated = changes.duplicates(topic.name for topic in request.topics)
     results = [
         _grown(name, ErrorCode.invalid_request, f"topic {name!r} is named more than once in the request")
         for name in sorted(repeated)
@@ -210,7 +203,7 @@ def _grow(node: ClusterServices, topic: Any, request: Any, now: Now) -> Fields:
     if topic.assignments is not None:
         assignments = [assignment.broker_ids for assignment in topic.assignments]
     try:
-        records = add_partitions(
+        records = changes.add_partitions(
             node.metadata.image, topic.name, topic.count, assignments, node.seams.randomness
         )
         if not request.validate_only:
@@ -246,7 +239,7 @@ def elect_leaders(node: ClusterServices, context: RequestContext, request: Any, 
         if everything:
             partitions = [one for one in partitions if one["error_code"] is not ErrorCode.election_not_needed]
         results.append({"topic": topic, "partition_result": partitions})
-    answer = {"throttle_time": 0, "error_code": code, "replica_election_results": results}
+    answer = {"error_code": code, "replica_election_results": results}
     return Within(answer, deadline_ms(request, now), _too_late(request))
 
 
@@ -261,7 +254,6 @@ def _too_late(request: Any) -> Fields:
     ]
     everything = request.topic_partitions is None
     return {
-        "throttle_time": 0,
         "error_code": code if everything else ErrorCode.none,
         "replica_election_results": results,
     }
@@ -273,7 +265,7 @@ def _elect(node: ClusterServices, topic: str, index: int, election: int, now: No
         if election not in (PREFERRED, UNCLEAN):
             raise ApiError(ErrorCode.invalid_request, f"election type {election} is unknown")
         node.metadata.append(
-            elect_leader(node.metadata.image, topic, index, unclean=election == UNCLEAN), now
+            changes.elect_leader(node.metadata.image, topic, index, unclean=election == UNCLEAN), now
         )
     except ApiError as refused:
         code, message = refused.code, refused.message
@@ -293,7 +285,6 @@ def alter_partition_reassignments(
     anything else is refused: there is one broker.
     """
     return {
-        "throttle_time": 0,
         "allow_replication_factor_change": context.version < 1 or request.allow_replication_factor_change,
         "error_code": ErrorCode.none,
         "error_message": None,
@@ -319,13 +310,13 @@ def _reassign(node: ClusterServices, topic: str, partition: Any) -> Fields:
 def _check_reassignment(
     node: ClusterServices, topic: str, index: int, replicas: Sequence[int] | None
 ) -> None:
-    existing_topic(node.metadata.image, topic)
+    changes.existing_topic(node.metadata.image, topic)
     partition = node.metadata.image.partition(topic, index)
     if partition is None:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic!r} has no partition {index}")
     if replicas is None:
         raise ApiError(ErrorCode.no_reassignment_in_progress, f"{topic}-{index} is not being moved")
-    if checked_replicas(node.metadata.image, replicas, None) != partition.replicas:
+    if changes.checked_replicas(node.metadata.image, replicas, None) != partition.replicas:
         raise ApiError(ErrorCode.invalid_replica_assignment, f"{topic}-{index} cannot be moved")
 
 
@@ -333,4 +324,4 @@ def list_partition_reassignments(
     node: ClusterServices, context: RequestContext, request: Any, now: Now
 ) -> Fields:
     """ListPartitionReassignments (46), version 0: no partition is ever on the move."""
-    return {"throttle_time": 0, "error_code": ErrorCode.none, "error_message": None, "topics": []}
+    return {"error_code": ErrorCode.none, "error_message": None, "topics": []}

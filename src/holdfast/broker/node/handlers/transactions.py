@@ -17,20 +17,8 @@ from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import INTERNAL_TOPICS
 from holdfast.broker.node.services import DataServices, TransactionServices
 from holdfast.broker.node.transaction_service import Gate, ends_hanging
+from holdfast.broker.transactions import model
 from holdfast.broker.transactions.coordinator import check_transactional_id
-from holdfast.broker.transactions.model import (
-    NEWER_PROTOCOL,
-    OLDER_PROTOCOL,
-    STATES_BY_LABEL,
-    AddPartitions,
-    Ended,
-    EndTransactionRequest,
-    Initialised,
-    InitProducer,
-    ProducerIdentity,
-    TopicPartition,
-    TransactionMetadata,
-)
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
@@ -46,22 +34,22 @@ NONE: Final = -1
 def init_producer_id(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
     """InitProducerId (22), versions 0 to 5: an id for an idempotent producer, or the next epoch for a transactional
     one."""
-    had = ProducerIdentity(NONE, NONE)
+    had = model.ProducerIdentity(NONE, NONE)
     if context.version >= RENEWAL_VERSION:
-        had = ProducerIdentity(request.producer_id, request.producer_epoch)
+        had = model.ProducerIdentity(request.producer_id, request.producer_epoch)
     if (had.producer_id == NONE) != (had.epoch == NONE):
         return _not_initialised(ErrorCode.invalid_request)
     transactional_id = request.transactional_id
     try:
         if transactional_id is None:
             # An idempotent producer that has used its epochs up asks again and simply gets a new id.
-            return _initialised(Initialised(ErrorCode.none, node.producer_ids.take(now), 0))
+            return _initialised(model.Initialised(ErrorCode.none, node.producer_ids.take(now), 0))
         check_transactional_id(transactional_id)
         found = node.transactions.find(transactional_id, now)
     except ApiError as error:
         return _not_initialised(error.code)
     gate = Gate(found.journal, _not_initialised)
-    asked = InitProducer(
+    asked = model.InitProducer(
         transactional_id,
         request.transaction_timeout // timedelta(milliseconds=1),
         None if had.producer_id == NONE else had,
@@ -74,13 +62,13 @@ def init_producer_id(node: TransactionServices, context: RequestContext, request
     return gate.later
 
 
-def _init_reply(version: int, reply: Initialised) -> Initialised:
+def _init_reply(version: int, reply: model.Initialised) -> model.Initialised:
     if reply.error is ErrorCode.producer_fenced and version < INIT_FENCED_VERSION:
-        return Initialised(ErrorCode.invalid_producer_epoch)
+        return model.Initialised(ErrorCode.invalid_producer_epoch)
     return reply
 
 
-def _initialised(reply: Initialised) -> Fields:
+def _initialised(reply: model.Initialised) -> Fields:
     return {
         "error_code": reply.error,
         "producer_id": reply.producer_id,
@@ -89,12 +77,12 @@ def _initialised(reply: Initialised) -> Fields:
 
 
 def _not_initialised(code: ErrorCode) -> Fields:
-    return _initialised(Initialised(code))
+    return _initialised(model.Initialised(code))
 
 
 BATCHED_VERSION: Final = 4
 
-Codes = dict[TopicPartition, ErrorCode]
+Codes = dict[model.TopicPartition, ErrorCode]
 
 
 def add_partitions_to_txn(
@@ -151,11 +139,11 @@ def _add(
     except ApiError as error:
         return dict.fromkeys(partitions, error.code)
     journals[found.journal] = None
-    addition = AddPartitions(
+    addition = model.AddPartitions(
         transaction.transactional_id,
-        ProducerIdentity(transaction.producer_id, transaction.producer_epoch),
+        model.ProducerIdentity(transaction.producer_id, transaction.producer_epoch),
         frozenset(partitions),
-        NEWER_PROTOCOL if version >= BATCHED_VERSION else OLDER_PROTOCOL,
+        model.NEWER_PROTOCOL if version >= BATCHED_VERSION else model.OLDER_PROTOCOL,
     )
     if transaction.verify_only:
         outside = found.machine.partitions_outside(addition)
@@ -167,8 +155,8 @@ def _add(
 
 
 def _unwritable(
-    node: TransactionServices, version: int, partitions: list[TopicPartition]
-) -> Mapping[TopicPartition, ErrorCode]:
+    node: TransactionServices, version: int, partitions: list[model.TopicPartition]
+) -> Mapping[model.TopicPartition, ErrorCode]:
     refused: Codes = {}
     for topic, index in partitions:
         if version < BATCHED_VERSION and topic in INTERNAL_TOPICS:
@@ -206,11 +194,11 @@ def add_offsets_to_txn(node: TransactionServices, context: RequestContext, reque
     except ApiError as error:
         return _error_fields(error.code)
     code = found.machine.add_partitions(
-        AddPartitions(
+        model.AddPartitions(
             request.transactional_id,
-            ProducerIdentity(request.producer_id, request.producer_epoch),
+            model.ProducerIdentity(request.producer_id, request.producer_epoch),
             frozenset(((offsets_partition.topic, offsets_partition.index),)),
-            OLDER_PROTOCOL,
+            model.OLDER_PROTOCOL,
         ),
         now,
     )
@@ -235,17 +223,17 @@ def end_txn(node: TransactionServices, context: RequestContext, request: Any, no
     except ApiError as error:
         return _not_ended(error.code)
     gate = Gate(found.journal, _not_ended)
-    asked = EndTransactionRequest(
+    asked = model.EndTransactionRequest(
         request.transactional_id,
-        ProducerIdentity(request.producer_id, request.producer_epoch),
+        model.ProducerIdentity(request.producer_id, request.producer_epoch),
         request.committed,
-        NEWER_PROTOCOL if context.version >= BUMP_VERSION else OLDER_PROTOCOL,
+        model.NEWER_PROTOCOL if context.version >= BUMP_VERSION else model.OLDER_PROTOCOL,
     )
     found.machine.end(asked, now, gate.later.step(lambda ended: gate.reply(_ended(ended, context.version))))
     return gate.later
 
 
-def _ended(ended: Ended, version: int) -> Fields:
+def _ended(ended: model.Ended, version: int) -> Fields:
     code = ended.error
     if code is ErrorCode.producer_fenced and version < FENCED_VERSION:
         code = ErrorCode.invalid_producer_epoch
@@ -253,7 +241,7 @@ def _ended(ended: Ended, version: int) -> Fields:
 
 
 def _not_ended(code: ErrorCode) -> Fields:
-    return _ended(Ended(code), BUMP_VERSION)
+    return _ended(model.Ended(code), BUMP_VERSION)
 
 
 MarkerCodes = dict[int, dict[str, dict[int, int]]]
@@ -354,7 +342,7 @@ class Describing:
         self._node = node
         self.waiting = 1  # for the last partition to be added
         self.later = Later()
-        self.fields: Fields = {"throttle_time": 0, "topics": []}
+        self.fields: Fields = {"topics": []}
 
     def add(self, hosted: HostedPartition) -> Fields:
         partition: Fields = {
@@ -465,7 +453,9 @@ def list_transactions(node: TransactionServices, context: RequestContext, reques
     coordinators = list(node.transactions)
     fields = {
         "error_code": ErrorCode.none,
-        "unknown_state_filters": [name for name in request.state_filters if name not in STATES_BY_LABEL],
+        "unknown_state_filters": [
+            name for name in request.state_filters if name not in model.STATES_BY_LABEL
+        ],
         "transaction_states": [
             {
                 "transactional_id": transactional_id,
@@ -480,15 +470,15 @@ def list_transactions(node: TransactionServices, context: RequestContext, reques
     return answer_all((coordinator.journal for coordinator in coordinators), fields, _error_fields)
 
 
-def _filter(request: Any, now: Now) -> Callable[[str, TransactionMetadata], bool]:
-    states = {STATES_BY_LABEL.get(name) for name in request.state_filters}
+def _filter(request: Any, now: Now) -> Callable[[str, model.TransactionMetadata], bool]:
+    states = {model.STATES_BY_LABEL.get(name) for name in request.state_filters}
     producer_ids = set(request.producer_id_filters)
     duration_ms = getattr(request, "duration_filter", -1)
     pattern = getattr(request, "transactional_id_pattern", None)
     if pattern:
         regex.check(pattern)
 
-    def passes(transactional_id: str, metadata: TransactionMetadata) -> bool:
+    def passes(transactional_id: str, metadata: model.TransactionMetadata) -> bool:
         return (
             (not states or metadata.state in states)
             and (not producer_ids or metadata.producer_id in producer_ids)
