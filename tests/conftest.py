@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,9 @@ NOISE: Final = pytest.StashKey[IO[bytes]]()
 NOISE_SHOWN_BYTES: Final = 4000
 PASSED: Final = pytest.StashKey[int]()
 PASSED_PER_DOT: Final = 25
+MODULE_OF_LATER_TIER: Final = re.compile(
+    r"^pytestmark = [^\]\n]*(?:\[[^\]]*)?mark\.(?:check|long)\b", re.MULTILINE
+)
 MARKS_WITH_JAVA: Final = (*GROUP_OF_MARK, "java")
 
 
@@ -71,6 +75,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.set_threshold(10_000, 10, 10)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not import modules whose mark says that nothing in them is for it."""
+    if chosen_tier(config) != "quick" or not collection_path.match("test_*.py") or names_tests(config):
+        return None
+    text = collection_path.read_text("utf-8")
+    return True if MODULE_OF_LATER_TIER.search(text) and "mark.quick" not in text else None
+
+
 @pytest.hookimpl(wrapper=True)  # around the others, since xdist must see the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
@@ -80,12 +92,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, group in GROUP_OF_MARK.items():
             if item.get_closest_marker(mark) and not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(group))
-    if not any("::" in argument for argument in config.args):  # a test called by its name runs
+    if not names_tests(config):
         tier = chosen_tier(config)
         beyond = {item for item in items if tiers.TIERS.index(tier_of(item)) > tiers.TIERS.index(tier)}
         config.hook.pytest_deselected(items=list(beyond))
         items[:] = [item for item in items if item not in beyond]
     yield
+
+
+def names_tests(config: pytest.Config) -> bool:
+    """A test that is called by its name runs, whatever its tier."""
+    return any("::" in argument for argument in config.args)
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -26,7 +26,7 @@ from holdfast.testing.postgres import PostgresServer
 ONLY = os.environ.get("HOLDFAST_AUDIT_TRIAL")
 PARTS = 4
 MUTATIONS = all_mutations()
-TRIALS = int(os.environ.get("HOLDFAST_AUDIT_TRIALS") or by_tier(quick=40, check=len(MUTATIONS), long=1000))
+TRIALS = int(os.environ.get("HOLDFAST_AUDIT_TRIALS") or by_tier(quick=24, check=len(MUTATIONS), long=1000))
 """`make check` tries every mutation once."""
 
 

@@ -312,6 +312,7 @@ def member(broker: BrokerProcess, source: str, target: str, pause: float = 0.003
     return subprocess.Popen(command)
 
 
+@pytest.mark.check
 @pytest.mark.crash
 def test_members_killed_and_stopped_process_each_message_once(broker: BrokerProcess) -> None:
     """One is killed in the middle of work; another sleeps until it was replaced, and wakes up: a zombie."""

@@ -72,6 +72,7 @@ def values(broker: BrokerProcess, topic: str, partitions: int) -> list[int]:
     return found
 
 
+@pytest.mark.check
 def test_no_message_is_lost_however_often_its_consumer_is_killed(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def without_repeats(messages: list[Any]) -> list[bytes]:
     return values
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("guarantee", [pytest.param("at-least-once", marks=pytest.mark.long), "exactly-once"])
 def test_everything_reported_stored_arrives_in_order_and_once(
     guarantee: Guarantee, broker: BrokerProcess, tmp_path: Path

@@ -130,6 +130,7 @@ MUTANTS: dict[Plant, tuple[Experiment, str]] = {
 }
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
 def test_a_mutant_is_caught(plant: Plant, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, kind = MUTANTS[plant]

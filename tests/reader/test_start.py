@@ -62,6 +62,7 @@ print(sorted({"numba", "pandas", "confluent_kafka"} & set(sys.modules)))
     assert run(code) == "[]"
 
 
+@pytest.mark.check
 def test_machine_code_is_made_once_and_kept(tmp_path: Path) -> None:
     directory = str(tmp_path / "cache")
     assert run(BUILD_SCRIPT, HOLDFAST_CACHE_DIR=directory) == "True"
