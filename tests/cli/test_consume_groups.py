@@ -26,6 +26,7 @@ PROTOCOLS = {
     "cooperative": ("--command-property", "partition.assignment.strategy=cooperative-sticky"),
     "consumer": ("--command-property", "group.protocol=consumer"),
 }
+TRIED = ["range", pytest.param("cooperative", marks=pytest.mark.long), "consumer"]
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +88,7 @@ def position_of(run_here: Run, group: str) -> dict[int, int]:
     }
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", TRIED)
 def test_a_group_goes_on_where_it_stopped(
     run_here: Run, topic: str, group: str, fill: Any, protocol: str
 ) -> None:
@@ -173,7 +174,7 @@ def test_positions_that_expired_are_named(
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", TRIED)
 def test_positions_that_expire_while_it_reads_are_named(
     run_here: Run,
     admin: AdminClient,
@@ -231,7 +232,7 @@ def test_a_position_behind_an_open_transaction_is_in_the_log(
     assert run_here(*consume, "--max-messages", "1").stdout == b"next\n"
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", TRIED)
 def test_partitions_added_meanwhile_are_read_from_their_beginning(
     start: Start, admin: AdminClient, topic: str, group: str, fill: Any, protocol: str
 ) -> None:  # HF304
@@ -248,7 +249,7 @@ def test_partitions_added_meanwhile_are_read_from_their_beginning(
     assert f"reading new partition {topic}-1 from its beginning" in errors.decode()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", TRIED)
 def test_matching_topics_are_read_by_the_group(
     run_here: Run, admin: AdminClient, group: str, fill: Any, protocol: str
 ) -> None:

@@ -230,7 +230,7 @@ def test_a_real_registry_makes_no_difference(
 
 
 @pytest.mark.java
-@pytest.mark.check
+@pytest.mark.long
 @pytest.mark.interop
 def test_the_registry_for_tests_answers_as_a_real_one(
     real_registry: str, holdfast_schema_registry: SchemaRegistry

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from tests.support.differential import Script, Side
+from tests.support.tiers import by_tier
 
 from holdfast.wire.api_keys import FETCH, LIST_OFFSETS
 from holdfast.wire.batch import Record, build_batch, make_batch
 from holdfast.wire.codecs import Codec
 
 NOW = int(time.time() * 1000)
-SEEDS = range(4)
+SEEDS = range(by_tier(quick=1, check=2, long=4))
 STEPS = 150
 SEQUENCE_MAX = 2**31 - 1
 Compare = Callable[[Script], None]

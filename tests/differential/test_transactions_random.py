@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.support.differential import Script, Side
 from tests.support.raw_groups import PARKED, RawMember, assignment, subscription
+from tests.support.tiers import by_tier
 
 from holdfast.wire.api_keys import (
     ADD_OFFSETS_TO_TXN,
@@ -31,7 +32,7 @@ from holdfast.wire.batch import make_batch
 
 Compare = Callable[[Script], None]
 NOW = int(time.time() * 1000)
-SEEDS = range(3)
+SEEDS = range(by_tier(quick=1, check=1, long=3))
 STEPS = 120
 STEPS_OF_MEMBERS = 70
 """Fewer: a member that has to wait is watched for a moment each time."""

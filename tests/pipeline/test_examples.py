@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
-NAMES = ("activity", "logs", "changes", "payments")
+NAMES = ("activity", "changes", "logs", "payments")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,9 @@ def program() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[2:])]
+)
 def test_an_example_finds_what_was_generated(
     program: ModuleType,
     name: str,

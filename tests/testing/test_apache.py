@@ -53,7 +53,7 @@ def test_missing_and_surplus_jars_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.java
-@pytest.mark.check
+@pytest.mark.long
 @pytest.mark.interop
 @pytest.mark.usefixtures("jars")
 def test_a_broker_serves_survives_a_kill_and_leaves_nothing_behind(tmp_path: Path) -> None:

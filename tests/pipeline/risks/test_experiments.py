@@ -23,7 +23,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         yield made
 
 
-TAKE_LONG = ("HF406", "HF407", "HF408")
+TAKE_LONG = ("HF403", "HF405", "HF406", "HF407", "HF408", "HF410")
 
 
 @pytest.mark.parametrize(

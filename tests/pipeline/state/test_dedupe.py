@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.state_turns import GAMES, Played, Player, Record, placed
+from tests.support.tiers import by_tier
 
 from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import ddl_schema
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 WITHIN_MS = 10
 DELAY_MS = 4
+CUTS_MAX = by_tier(quick=2, check=2, long=3)
 MEMORY_DDL = "k string, _t bigint, _until bigint"
 
 
@@ -121,7 +123,7 @@ def test_rows_and_memory_are_those_of_the_rule_in_any_batching(
 ) -> None:
     chance = random.Random(seed)
     log = log_of(chance)
-    cuts = chance.sample(range(len(log)), chance.randint(1, 3))
+    cuts = chance.sample(range(len(log)), chance.randint(1, CUTS_MAX))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedupe, "SIFTED_ROWS_MIN", chance.choice([0, len(log)]))
