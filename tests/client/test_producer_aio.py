@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.fake_producer import FakeCluster, Verdict
@@ -189,14 +188,10 @@ async def test_sending_before_it_is_started_is_a_mistake() -> None:
 def test_it_takes_what_the_producer_takes() -> None:
     import inspect
 
-    def names(kind: Any) -> dict[str, object]:
-        return {
-            name: each.default
-            for name, each in inspect.signature(kind.__init__).parameters.items()
-            if name != "self"
-        }
-
-    assert names(AsyncProducer) == names(producer.Producer)
+    taken = inspect.signature(producer.Producer).parameters
+    assert {"bootstrap", *producer.ProducerOptions.__annotations__} == set(taken)
+    with pytest.raises(TypeError, match="spol"):
+        AsyncProducer("fake", spol="/var/spool")  # type: ignore[call-arg]
 
 
 async def test_closing_that_is_given_up_on_loses_nothing_and_can_be_asked_again(cluster: FakeCluster) -> None:

@@ -481,7 +481,7 @@ def test_memory_stays_bounded_while_the_broker_is_away(
     for _ in range(10_000):
         spool.send(b"x" * 400)
     spool.sender._own.writer.wait_stored(30)
-    window = spool.sender._own.deliverer._window
+    window = spool.sender._own.deliverer.window
     # What is looked at last before it is full is one group, whatever its size.
     assert window.bytes <= 50_000 + 2 * GROUP_BYTES_MAX
     assert feed.fresh_bytes <= 50_000

@@ -6,9 +6,11 @@ import json
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.doctor import reporting
 from holdfast.doctor.findings import Examination, Fix, Place, Severity, Suppressed, finding
 from holdfast.doctor.reporting import Format, as_json, as_junit, as_sarif, as_text, fixes, rendered, summary
 
@@ -41,10 +43,12 @@ def test_the_worst_comes_first_and_what_is_missing_is_named() -> None:
     )
 
 
-def test_a_page_is_named_only_when_there_is_one() -> None:
-    assert not any("see:" in line for line in as_text(examination(), lambda _: ()))
-    seen = list(as_text(examination(), lambda risk: ("holdfast lab run HF102",) if risk == "HF102" else ()))
-    assert [line for line in seen if "see:" in line] == ["  see: holdfast lab run HF102"]
+def test_a_page_is_named_only_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "PAGES", frozenset())
+    monkeypatch.setattr(reporting, "EXPERIMENTS", frozenset())
+    assert not any("see:" in line for line in as_text(examination()))
+    monkeypatch.setattr(reporting, "EXPERIMENTS", frozenset({"HF102"}))
+    assert [line for line in as_text(examination()) if "see:" in line] == ["  see: holdfast lab run HF102"]
 
 
 def test_a_clean_examination_says_so() -> None:

@@ -12,32 +12,29 @@ or its time has passed; awaiting any of them is what slows the sender down, and 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivered, Delivery, Seen, Waiting
 from holdfast.client.errors import ClientError, LeftBehind, SendTimeout, Undelivered, UndeliveredMessages
-from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.producer import (
     NO_TIMESTAMP,
     SEND_TIMEOUT_SECONDS,
-    SPOOL_MAX_BYTES,
     FlushReport,
-    Guarantee,
     HeadersLike,
     Producer,
+    ProducerOptions,
     as_headers,
     note_left_behind,
 )
-from holdfast.client.serializers import Serializer, as_bytes
 from holdfast.client.spool.store import SpoolFull
 from holdfast.errors import UsageError
 
@@ -100,7 +97,7 @@ class AsyncDelivery:
             if self._refused is not None:
                 self._producer._told(self)
                 raise self._refused
-            await self._producer._line_moved()
+            await self._producer._moved.wait()
         return self._inner
 
 
@@ -112,33 +109,12 @@ class _InLine(NamedTuple):
 class AsyncProducer:
     """Takes what `Producer` takes. Made in an event loop, and used in that one alone."""
 
-    def __init__(
-        self,
-        bootstrap: str,
-        *,
-        spool: str | Path | None = None,
-        delivery: Guarantee = "at-least-once",
-        key: Serializer = as_bytes,
-        value: Serializer = as_bytes,
-        partitioner: str = DEFAULT_PARTITIONER,
-        config: Mapping[str, Any] | None = None,
-        unsafe: Collection[str] = (),
-        send_timeout: float = SEND_TIMEOUT_SECONDS,
-        spool_max_bytes: int = SPOOL_MAX_BYTES,
-    ) -> None:
-        self._make = lambda: Producer(
-            bootstrap,
-            spool=spool,
-            delivery=delivery,
-            key=key,
-            value=value,
-            partitioner=partitioner,
-            config=config,
-            unsafe=unsafe,
-            send_timeout=send_timeout,
-            spool_max_bytes=spool_max_bytes,
-        )
-        self._send_timeout = send_timeout
+    def __init__(self, bootstrap: str, **options: Unpack[ProducerOptions]) -> None:
+        inspect.signature(Producer).bind(
+            bootstrap, **options
+        )  # a name that is wrong shows here, and not at the start
+        self._make = lambda: Producer(bootstrap, **options)
+        self._send_timeout = options.get("send_timeout", SEND_TIMEOUT_SECONDS)
         self._producer: Producer | None = None
         self._starting: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -363,9 +339,6 @@ class AsyncProducer:
     def _move_on(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
-
-    async def _line_moved(self) -> None:
-        await self._moved.wait()
 
     def _told(self, delivery: AsyncDelivery) -> None:
         self._refused.pop(delivery, None)

@@ -65,9 +65,6 @@ class Failure:
     def place(self) -> str:
         return f"{self.topic or '?'}-{_or_mark(self.partition)}@{_or_mark(self.offset)}"
 
-    def without_stack(self) -> Failure:
-        return replace(self, stack=None)
-
     def shortened(self) -> Failure:
         """As small as it can be and still say what it is about."""
         return replace(

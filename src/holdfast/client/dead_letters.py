@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from holdfast.client.dead_letter_dialects import (
     Dialect,
@@ -100,7 +101,7 @@ class OutputLetters:
 def headers_of(message: Message, failure: Failure, dialect: Dialect) -> tuple[Headers, ...]:
     """The headers of a dead letter: the message's own and ours, and the same ever shorter."""
     own = away_from_home(without_history(message.headers))
-    tries = (failure, failure.without_stack(), failure.shortened())
+    tries = (failure, replace(failure, stack=None), failure.shortened())
     return tuple((*own, *failure_headers(told, dialect)) for told in tries)
 
 

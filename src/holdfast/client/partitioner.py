@@ -137,7 +137,7 @@ class Partitioner:
         rule = self._rule
         if rule.spreads(key):
             return self._sticky.choose(topic, size, partitions)
-        known = self._known_among(partitions)
+        known = self.known(partitions)
         partition = known.get(key)
         if partition is None:
             if len(known) >= KEYS_KEPT_MAX:
@@ -150,11 +150,8 @@ class Partitioner:
         """As `choose`, without chance: where a message goes that has nothing to hash is said by a number of its own."""
         return number % partitions if self._rule.spreads(key) else self.choose("", key, 0, partitions)
 
-    def known(self, partitions: int) -> Mapping[bytes | None, int]:
+    def known(self, partitions: int) -> dict[bytes | None, int]:
         """Where keys go that were chosen for before, among so many partitions: for whoever asks very often."""
-        return self._known_among(partitions)
-
-    def _known_among(self, partitions: int) -> dict[bytes | None, int]:
         known = self._known.get(partitions)
         if known is None:
             if len(self._known) >= COUNTS_KEPT_MAX:

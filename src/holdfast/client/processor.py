@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Required, TypeAlias, TypedDict
 
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -59,11 +59,13 @@ from holdfast.client.transactional import (
     ProcessorFenced,
     TakenBack,
     TransactionalProducer,
-    TransactionParticipant,
 )
 from holdfast.errors import HoldfastError, UsageError
 
-__all__ = ["Output", "Processor", "ProcessorFenced", "TransactionParticipant", "Transform"]
+if TYPE_CHECKING:
+    from holdfast.client.state import States
+
+__all__ = ["Output", "Processor", "ProcessorFenced", "Transform"]
 
 POLL_SECONDS: Final = 0.05
 BATCH_MESSAGES: Final = 500
@@ -74,6 +76,24 @@ REFUSED: Final = TOO_LARGE | {"INVALID_RECORD", "TOPIC_EXCEPTION", "_UNKNOWN_PAR
 
 Outcome: TypeAlias = Iterable[Output] | Retry | DeadLetter | None
 Transform: TypeAlias = Callable[[Message], Outcome]
+
+
+class ProcessorOptions(TypedDict, total=False):
+    """What a `Processor` takes besides the brokers' address, for whoever hands it on."""
+
+    group: Required[str]
+    topics: Required[Sequence[str]]
+    commit_seconds: float
+    commit_messages: int
+    retry: RetryPolicy | None
+    dead_letter_topic: Callable[[str], str]
+    dead_letter_dialect: Dialect
+    create_topics: bool
+    lost_offsets: LostOffsets
+    memory_topic: str | None
+    config: Mapping[str, Any] | None
+    producer_config: Mapping[str, Any] | None
+    unsafe: Collection[str]
 
 
 class Processor(Runs):
@@ -145,7 +165,7 @@ class Processor(Runs):
         raised."""
         self._run(transform, None)
 
-    def _run(self, transform: Transform, participant: TransactionParticipant | None) -> None:
+    def _run(self, transform: Transform, participant: States | None) -> None:
         check_handler(transform, iterates=True)
         with self._one_run():
             running = self._running = _Running(self, transform, participant)
@@ -166,9 +186,7 @@ class _Running:
     Rebalances are told to us between two messages, never within one: an open transaction is whole whenever it ends.
     """
 
-    def __init__(
-        self, processor: Processor, transform: Transform, participant: TransactionParticipant | None
-    ) -> None:
+    def __init__(self, processor: Processor, transform: Transform, participant: States | None) -> None:
         self._processor = processor
         self._transform = ending_in_child(transform)
         self._participant = participant

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypedDict
 
 from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivery, Seen
@@ -52,6 +52,20 @@ SPOOL_MAX_BYTES: Final = 1 << 30
 CLOSE_SECONDS: Final = 10.0
 """How long leaving waits for what is stored in a spool; without one it waits as long as librdkafka tries."""
 NO_TIMESTAMP: Final = -1
+
+
+class ProducerOptions(TypedDict, total=False):
+    """What a `Producer` takes besides the brokers' address, for whoever hands it on."""
+
+    spool: str | Path | None
+    delivery: Guarantee
+    key: Serializer
+    value: Serializer
+    partitioner: str
+    config: Mapping[str, Any] | None
+    unsafe: Collection[str]
+    send_timeout: float
+    spool_max_bytes: int
 
 
 class FlushReport:

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Final, TypeAlias, Unpack
 
 from confluent_kafka import KafkaException
 
@@ -38,14 +38,9 @@ from holdfast.client.changelog import (
     StateLost,
     Target,
 )
-from holdfast.client.consuming.assignment import LostOffsets
-from holdfast.client.consuming.memory import MEMORY_TOPIC
-from holdfast.client.dead_letter_dialects import Dialect
-from holdfast.client.dead_letters import dead_letters_of
 from holdfast.client.messages import Message, check_handler
 from holdfast.client.process import say
-from holdfast.client.processor import Outcome, Output, Processor, made
-from holdfast.client.retries import RetryPolicy
+from holdfast.client.processor import Outcome, Output, Processor, ProcessorOptions, made
 from holdfast.client.spool.format import PartitionKey
 
 STEP_SECONDS: Final = 0.1
@@ -124,52 +119,20 @@ StatefulTransform: TypeAlias = Callable[[Message, State], Outcome]
 
 
 class StatefulProcessor(Processor):
-    def __init__(
-        self,
-        bootstrap: str,
-        *,
-        group: str,
-        topics: Sequence[str],
-        directory: str,
-        commit_seconds: float = 0.5,
-        commit_messages: int = 5000,
-        retry: RetryPolicy | None = None,
-        dead_letter_topic: Callable[[str], str] = dead_letters_of,
-        dead_letter_dialect: Dialect = "holdfast",
-        create_topics: bool = False,
-        lost_offsets: LostOffsets = "stop",
-        memory_topic: str | None = MEMORY_TOPIC,
-        config: Mapping[str, Any] | None = None,
-        producer_config: Mapping[str, Any] | None = None,
-        unsafe: Collection[str] = (),
-    ) -> None:
-        """As `Processor`; the changelog of a topic is `<group>-<topic>-changelog`, made when it is missing.
+    def __init__(self, bootstrap: str, *, directory: str, **options: Unpack[ProcessorOptions]) -> None:
+        """As `Processor`, whose arguments it takes; the changelog of a topic is `<group>-<topic>-changelog`, made when
+        it is missing.
 
         A transform that fails has changed nothing.
         """
-        super().__init__(
-            bootstrap,
-            group=group,
-            topics=topics,
-            commit_seconds=commit_seconds,
-            commit_messages=commit_messages,
-            retry=retry,
-            dead_letter_topic=dead_letter_topic,
-            dead_letter_dialect=dead_letter_dialect,
-            create_topics=create_topics,
-            lost_offsets=lost_offsets,
-            memory_topic=memory_topic,
-            config=config,
-            producer_config=producer_config,
-            unsafe=unsafe,
-        )
+        super().__init__(bootstrap, **options)
         self._directory = directory
 
     def run(self, transform: StatefulTransform) -> None:  # type: ignore[override]  # its transforms get the state too
         """Process until stopped. Without `retry` an exception of `transform` takes the open transaction back and is
         raised."""
         check_handler(transform, iterates=True)
-        states = _States(self._group, self._directory, self._consumer_settings)
+        states = States(self._group, self._directory, self._consumer_settings)
         for topic in self._topics:
             states.changelogs.ensure(states.changelog(topic), topic)
 
@@ -189,8 +152,8 @@ class StatefulProcessor(Processor):
             states.close()
 
 
-class _States:
-    """The states of the partitions that are ours, along with the transactions of a processor."""
+class States:
+    """The states of the partitions that are ours: what goes along with the transactions of a processor's run."""
 
     def __init__(self, group: str, directory: str, settings: Mapping[str, Any]) -> None:
         self._group = group
@@ -219,13 +182,17 @@ class _States:
     # What a processor tells
 
     def given(self, keys: Collection[PartitionKey]) -> None:
+        """Partitions were assigned; none of their messages comes before they are ready."""
         self.let_go(keys)
         self._given.update(keys)
 
     def noted(self, key: PartitionKey, note: str) -> None:
+        """What it gave to be stored beside the position that a partition begins at; nothing is stored beside a first
+        one."""
         self._noted[key] = Extent.decode(note)
 
     def note(self, key: PartitionKey) -> str:
+        """What to store beside a position."""
         extent, noted = self._extents.get(key), self._noted.get(key)
         if extent is None:
             return "" if noted is None else noted.encode()
@@ -233,6 +200,7 @@ class _States:
         return extent._replace(end=max(reached, noted.end if noted is not None else 0)).encode()
 
     def prepare(self) -> Collection[PartitionKey]:
+        """Get on with making partitions ready, for a moment; returns those that became ready."""
         key: PartitionKey | None = None
         try:
             if self._given and time.monotonic() >= self._open_at:
@@ -285,11 +253,13 @@ class _States:
             )
 
     def changes(self) -> Iterable[tuple[Output, Callable[[Any, Any], None]]]:
+        """What the open transaction is to hold besides its outputs, and who wants to know where each went."""
         for (topic, partition), state in self._states.items():
             for key, value in state.changed.items():
                 yield Output(self.changelog(topic), value, key=key, partition=partition), state.delivered
 
     def committed(self) -> Collection[PartitionKey]:
+        """The transaction was committed; returns partitions that have to be made ready again."""
         taken: list[PartitionKey] = []
         for key, state in self._states.items():
             if not state.changed:
@@ -303,10 +273,12 @@ class _States:
         return taken
 
     def taken_back(self) -> None:
+        """Nothing since the last commit has happened."""
         for state in self._states.values():
             state.forget_changes()
 
     def let_go(self, keys: Collection[PartitionKey]) -> None:
+        """Partitions were taken away."""
         for key in keys:
             self._given.discard(key)
             self._extents.pop(key, None)

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as RawProducer
 
 from holdfast.client.errors import ClientError, DeliveryFailed
 from holdfast.client.messages import forwarded
-from holdfast.client.spool.format import Headers, PartitionKey
+from holdfast.client.spool.format import Headers
 
 ANSWER_SECONDS: Final = 10.0
 STUCK_SECONDS: Final = 30.0
@@ -57,35 +57,6 @@ class Output(NamedTuple):
     key: bytes | None = None
     headers: Headers = ()
     partition: int | None = None
-
-
-class TransactionParticipant(Protocol):
-    """Something that goes along with the transactions of a run: the state of a stateful one."""
-
-    def noted(self, key: PartitionKey, note: str) -> None:
-        """What it gave to be stored beside the position that a partition begins at; nothing is stored beside a first
-        one."""
-
-    def note(self, key: PartitionKey) -> str:
-        """What to store beside a position."""
-
-    def given(self, keys: Collection[PartitionKey]) -> None:
-        """Partitions were assigned; none of their messages comes before they are ready."""
-
-    def prepare(self) -> Collection[PartitionKey]:
-        """Get on with making partitions ready, for a moment; returns those that became ready."""
-
-    def changes(self) -> Iterable[tuple[Output, Callable[[Any, Any], None]]]:
-        """What the open transaction is to hold besides its outputs, and who wants to know where each went."""
-
-    def committed(self) -> Collection[PartitionKey]:
-        """The transaction was committed; returns partitions that have to be made ready again."""
-
-    def taken_back(self) -> None:
-        """Nothing since the last commit has happened."""
-
-    def let_go(self, keys: Collection[PartitionKey]) -> None:
-        """Partitions were taken away."""
 
 
 class TakenBack(ClientError):

@@ -176,7 +176,8 @@ class ClientSettings(WrittenSettings):
         if self.style == "properties":
             return f"{own}={value}"
         if self.style == "spring":
-            return f"spring.kafka.{self.role}.{_kebab(name)}: {value}"
+            kebab = name.replace(".", "-") if name in _SPRING_OWN else f"properties.{name}"
+            return f"spring.kafka.{self.role}.{kebab}: {value}"
         literal = value if value in ("true", "false") or value.lstrip("-").isdecimal() else f'"{value}"'
         if self.style == "python":
             literal = literal.capitalize() if value in ("true", "false") else literal
@@ -191,10 +192,6 @@ _KEYWORDS: Final = frozenset({Client.KAFKA_PYTHON, Client.AIOKAFKA})
 _SPRING_OWN: Final = frozenset(
     {"acks", "retries", "enable.auto.commit", "auto.offset.reset", "isolation.level", "max.poll.records"}
 )
-
-
-def _kebab(name: str) -> str:
-    return name.replace(".", "-") if name in _SPRING_OWN else f"properties.{name}"
 
 
 def shown(value: Any) -> str:

@@ -35,8 +35,8 @@ class FilesExamined:
         if combined:
             self.clients.append(client)
 
-    def broker(self, broker: BrokerSettings, what: str = "") -> None:
-        what = what or ("a topic" if broker.is_topic else "a broker")
+    def broker(self, broker: BrokerSettings) -> None:
+        what = "a topic" if broker.is_topic else "a broker"
         self.examination.examined.append(f"{broker.place} as settings of {what}")
         self.examination.add(check_broker(broker))
         self.unknown(setting for name, setting in broker.settings.items() if name in JUDGED)

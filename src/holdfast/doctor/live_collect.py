@@ -13,7 +13,7 @@ The rules kept here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
@@ -48,19 +48,7 @@ from holdfast.doctor.live_snapshot import (
     named,
     plain,
 )
-from holdfast.wire import error_table
-from holdfast.wire.api_keys import (
-    DESCRIBE_CLUSTER,
-    DESCRIBE_CONFIGS,
-    DESCRIBE_PRODUCERS,
-    DESCRIBE_TOPIC_PARTITIONS,
-    DESCRIBE_TRANSACTIONS,
-    FIND_COORDINATOR,
-    LIST_GROUPS,
-    LIST_OFFSETS,
-    LIST_TRANSACTIONS,
-    OFFSET_FETCH,
-)
+from holdfast.wire import api_keys, error_table
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -207,7 +195,7 @@ class _Collector:
             "cursor": None,
         }
         try:
-            answer = self._asker.ask_any(DESCRIBE_TOPIC_PARTITIONS, fields)
+            answer = self._asker.ask_any(api_keys.DESCRIBE_TOPIC_PARTITIONS, fields)
         except ClusterError:
             return  # only the names of those to bring back become longer
         for found in answer.topics:
@@ -239,7 +227,7 @@ class _Collector:
             "include_fenced_brokers": False,
         }
         try:
-            answer = self._asker.ask_any(DESCRIBE_CLUSTER, fields)
+            answer = self._asker.ask_any(api_keys.DESCRIBE_CLUSTER, fields)
         except ClusterError:
             return  # an old broker cannot say; one that is gone is missed by the next question
         allowed = answer.cluster_authorized_operations
@@ -254,19 +242,20 @@ class _Collector:
     def broker_settings(self) -> None:
         for broker_id, broker in list(self.snapshot.brokers.items()):
             fields = _configs("broker", [str(broker_id)], BROKER_SETTINGS)
-            answer = self._from("settings of brokers", broker_id, DESCRIBE_CONFIGS, fields)
+            answer = self._from("settings of brokers", broker_id, api_keys.DESCRIBE_CONFIGS, fields)
             for result in () if answer is None else answer.results:
                 if result.error_code is not ErrorCode.none:
                     name = f"broker {broker_id}"
                     self._refuse("settings of brokers", name, result.error_code, result.error_message)
                 else:
-                    facts = BrokerFacts(broker_id, broker.address, broker.rack, _settings(result))
-                    self.snapshot.brokers[broker_id] = facts
+                    self.snapshot.brokers[broker_id] = replace(broker, settings=_settings(result))
 
     def topic_settings(self) -> None:
         for names in chunks(list(self.snapshot.topics), TOPICS_PER_REQUEST):
             try:
-                answer = self._asker.ask_any(DESCRIBE_CONFIGS, _configs("topic", names, TOPIC_SETTINGS))
+                answer = self._asker.ask_any(
+                    api_keys.DESCRIBE_CONFIGS, _configs("topic", names, TOPIC_SETTINGS)
+                )
             except ClusterError as error:
                 for name in names:
                     self._miss("settings of topics", name, str(error), _gap_kind(error))
@@ -276,16 +265,15 @@ class _Collector:
                 if result.error_code is not ErrorCode.none:
                     self._refuse("settings of topics", name, result.error_code, result.error_message)
                     continue
-                topic = self.snapshot.topics[name]
-                self.snapshot.topics[name] = LiveTopic(
-                    name, topic.topic_id, topic.is_internal, topic.partitions, _settings(result)
-                )
+                self.snapshot.topics[name] = replace(self.snapshot.topics[name], settings=_settings(result))
 
     # -------------------------------------------------------------------- groups
 
     def groups(self, wanted: Collection[str]) -> None:
         for broker_id in self.snapshot.brokers:
-            listed = self._from("groups", broker_id, LIST_GROUPS, {"states_filter": [], "types_filter": []})
+            listed = self._from(
+                "groups", broker_id, api_keys.LIST_GROUPS, {"states_filter": [], "types_filter": []}
+            )
             if listed is None:
                 continue
             if listed.error_code is not ErrorCode.none:
@@ -311,7 +299,9 @@ class _Collector:
             "require_stable": False,
         }
         # Version 10 names topics by their ids; 8 is the first that takes more than one group.
-        answer = self._from("positions of groups", broker_id, OFFSET_FETCH, fields, lowest=8, highest=9)
+        answer = self._from(
+            "positions of groups", broker_id, api_keys.OFFSET_FETCH, fields, lowest=8, highest=9
+        )
         if answer is None:
             return
         found = {each.group_id: each for each in answer.groups}
@@ -343,7 +333,7 @@ class _Collector:
         code = ErrorCode.group_id_not_found
         try:
             answer = self._asker.ask_any(
-                FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [name]}, lowest=4
+                api_keys.FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [name]}, lowest=4
             )
             (found,) = answer.coordinators
             code = found.error_code if found.error_code in DENIED else code
@@ -374,27 +364,31 @@ class _Collector:
         self, times: Mapping[Place, int], *, read_committed: bool = False
     ) -> dict[Place, tuple[int, int]]:
         """The offset and time of the first message at or after a time, for each partition; -1 where there is none."""
-        by_leader: defaultdict[int, list[Place]] = defaultdict(list)
-        for place in times:
-            by_leader[self.snapshot.topics[place[0]].partitions[place[1]].leader].append(place)
         found: dict[Place, tuple[int, int]] = {}
-        for leader, places in by_leader.items():
-            for some in chunks(places, PARTITIONS_PER_REQUEST):
-                fields = {
-                    "replica_id": -1,
-                    "isolation_level": int(read_committed),
-                    "topics": _by_topic(some, times),
-                    "timeout": 30_000,
-                }
-                answer = self._from("offsets of partitions", leader, LIST_OFFSETS, fields)
-                for topic in () if answer is None else answer.topics:
-                    for each in topic.partitions:
-                        place = (topic.name, each.partition_index)
-                        if each.error_code is ErrorCode.none:
-                            found[place] = (each.offset, each.timestamp)
-                        else:
-                            self._refuse("offsets of partitions", named(place), each.error_code)
+        for leader, some in self._by_leader(times, PARTITIONS_PER_REQUEST):
+            fields = {
+                "replica_id": -1,
+                "isolation_level": int(read_committed),
+                "topics": _by_topic(some, times),
+                "timeout": 30_000,
+            }
+            answer = self._from("offsets of partitions", leader, api_keys.LIST_OFFSETS, fields)
+            for topic in () if answer is None else answer.topics:
+                for each in topic.partitions:
+                    place = (topic.name, each.partition_index)
+                    if each.error_code is ErrorCode.none:
+                        found[place] = (each.offset, each.timestamp)
+                    else:
+                        self._refuse("offsets of partitions", named(place), each.error_code)
         return found
+
+    def _by_leader(self, places: Iterable[Place], size: int) -> Iterator[tuple[int, list[Place]]]:
+        """Partitions with who leads them, so many at a time."""
+        by_leader: defaultdict[int, list[Place]] = defaultdict(list)
+        for place in places:
+            by_leader[self.snapshot.topics[place[0]].partitions[place[1]].leader].append(place)
+        for leader, led in by_leader.items():
+            yield from ((leader, some) for some in chunks(led, size))
 
     # -------------------------------------------------------------------- how old positions are
 
@@ -466,7 +460,7 @@ class _Collector:
                 "duration_filter": -1,
                 "transactional_id_pattern": None,
             }
-            listed = self._from("transactions", broker_id, LIST_TRANSACTIONS, fields)
+            listed = self._from("transactions", broker_id, api_keys.LIST_TRANSACTIONS, fields)
             if listed is None:
                 continue
             if listed.error_code is not ErrorCode.none:
@@ -483,7 +477,9 @@ class _Collector:
                 self._describe(broker_id, some)
 
     def _describe(self, broker_id: int, ids: Sequence[str]) -> None:
-        answer = self._from("transactions", broker_id, DESCRIBE_TRANSACTIONS, {"transactional_ids": ids})
+        answer = self._from(
+            "transactions", broker_id, api_keys.DESCRIBE_TRANSACTIONS, {"transactional_ids": ids}
+        )
         for state in () if answer is None else answer.transaction_states:
             if state.error_code is ErrorCode.transactional_id_not_found:
                 continue  # it has ended and expired since it was listed
@@ -494,21 +490,17 @@ class _Collector:
 
     def open_producers(self) -> None:
         """Who holds the partitions whose readers cannot go to the end."""
-        by_leader: defaultdict[int, list[Place]] = defaultdict(list)
-        for place, bounds in self.snapshot.bounds.items():
-            if bounds.stable < bounds.end:
-                by_leader[self.snapshot.topics[place[0]].partitions[place[1]].leader].append(place)
-        for leader, places in by_leader.items():
-            for some in chunks(places, PRODUCERS_PER_REQUEST):
-                topics: defaultdict[str, list[int]] = defaultdict(list)
-                for topic, partition in some:
-                    topics[topic].append(partition)
-                fields = {
-                    "topics": [
-                        {"name": name, "partition_indexes": numbers} for name, numbers in topics.items()
-                    ]
-                }
-                self._producers(self._from("producers of partitions", leader, DESCRIBE_PRODUCERS, fields))
+        held = [place for place, bounds in self.snapshot.bounds.items() if bounds.stable < bounds.end]
+        for leader, some in self._by_leader(held, PRODUCERS_PER_REQUEST):
+            topics: defaultdict[str, list[int]] = defaultdict(list)
+            for topic, partition in some:
+                topics[topic].append(partition)
+            fields = {
+                "topics": [{"name": name, "partition_indexes": numbers} for name, numbers in topics.items()]
+            }
+            self._producers(
+                self._from("producers of partitions", leader, api_keys.DESCRIBE_PRODUCERS, fields)
+            )
 
     def _producers(self, answer: Any) -> None:
         for topic in () if answer is None else answer.topics:

@@ -78,12 +78,8 @@ class Program:
     names: ModuleNames
     made: list[Made]
 
-    @property
-    def file(self) -> str:
-        return self.names.file
-
-    def place(self, node: ast.AST, what: str = "") -> Place:
-        return Place(self.file, getattr(node, "lineno", 0), what)
+    def place(self, node: ast.AST) -> Place:
+        return Place(self.names.file, getattr(node, "lineno", 0))
 
 
 def examine_code(path: str, result: FilesExamined) -> None:
@@ -168,7 +164,9 @@ def check_program(program: Program) -> Iterator[Finding]:
         for found in check_settings(made.settings):
             if _standalone(made) and found.id in ("HF301", "HF305"):
                 continue
-            if _places_itself(made) and found.id == "HF305":
+            # A consumer that is told where to begin, partition by partition.
+            places_itself = not made.escapes and made.mentions("assign") and not made.mentions("subscribe")
+            if places_itself and found.id == "HF305":
                 continue
             yield found
     yield from check_producers(program)
@@ -185,11 +183,6 @@ def _standalone(made: Made) -> bool:
         return not made.escapes and not made.mentions("subscribe", "poll", "consume")
     group = settings.settings.get("group.id")
     return group is None or group.value is None
-
-
-def _places_itself(made: Made) -> bool:
-    """A consumer that is told where to begin, partition by partition."""
-    return not made.escapes and made.mentions("assign") and not made.mentions("subscribe")
 
 
 def _clients(names: ModuleNames) -> Iterator[Made]:

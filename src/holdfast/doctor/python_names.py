@@ -123,10 +123,6 @@ class ModuleNames:
         values = self._assigned.get((self.binding_scope(node, name), name), [])
         return values[0] if len(values) == 1 else None
 
-    def fillings(self, node: ast.AST, name: str) -> list[ast.AST]:
-        """Statements that change the dictionary of this name."""
-        return self._filled.get((self.binding_scope(node, name), name), [])
-
     def meaning(self, node: ast.AST) -> str:
         """The full name of what an expression names, through imports; empty when it is no name."""
         match node:
@@ -186,7 +182,8 @@ class ModuleNames:
             return [], True
         self._resolving.add(value)
         items, is_open = self.dictionary(value, depth + 1)
-        for change in self.fillings(node, name):
+        # Statements that change the dictionary of this name.
+        for change in self._filled.get((self.binding_scope(node, name), name), []):
             more, more_open = self._filling(change, depth + 1)
             items, is_open = items + more, is_open or more_open
         self._resolving.discard(value)

@@ -1,7 +1,7 @@
 """What an examination looks like: for people, as JSON, as JUnit, as SARIF.
 
 JSON is versioned: within a version, keys are added and never changed. A page or a lab command is named only when
-`see` says that there is one.
+`what_there_is` says that there is one.
 
 SARIF 2.1.0 is the format in which code hosts and editors show what a checker found. There, a place in a file is a
 physical location with a relative path and a line; anything else a logical one. What was suppressed is there too, marked
@@ -15,7 +15,7 @@ import json
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Final
@@ -26,9 +26,6 @@ from holdfast.doctor.findings import Examination, Finding, Place, Severity, Supp
 from holdfast.doctor.risks import EXPERIMENTS, PAGES, RISKS
 
 JSON_VERSION: Final = 1
-
-See = Callable[[str], tuple[str, ...]]
-"""What there is to see about a risk: a page, a command of the lab."""
 
 
 def what_there_is(risk_id: str) -> tuple[str, ...]:
@@ -62,7 +59,7 @@ def summary(examination: Examination) -> str:
     return said
 
 
-def as_text(examination: Examination, see: See = what_there_is) -> Iterator[str]:
+def as_text(examination: Examination) -> Iterator[str]:
     """Each finding as a paragraph: what, where, what can be lost, what to do."""
     for found in examination.in_order():
         yield f"{found.id} {found.severity.value}  {found.where}"
@@ -74,7 +71,7 @@ def as_text(examination: Examination, see: See = what_there_is) -> Iterator[str]
             yield from (f"       {line}" for line in rest)
         if found.related:
             yield f"  related: {', '.join(found.related)}"
-        yield from (f"  see: {what}" for what in see(found.id))
+        yield from (f"  see: {what}" for what in what_there_is(found.id))
         yield ""
     for gap in examination.gaps:
         yield f"not examined: {gap.what}: {gap.why}"
@@ -94,12 +91,14 @@ def fixes(examination: Examination) -> Iterator[str]:
             yield line if pasted or line.startswith("#") else f"# {line}"
 
 
-def as_json(examination: Examination, see: See = what_there_is) -> dict[str, Any]:
+def as_json(examination: Examination) -> dict[str, Any]:
     return {
         "version": JSON_VERSION,
         "complete": examination.complete,
         "counts": {severity.value: examination.count(severity) for severity in Severity},
-        "findings": [{**found.as_json(), "see": list(see(found.id))} for found in examination.in_order()],
+        "findings": [
+            {**found.as_json(), "see": list(what_there_is(found.id))} for found in examination.in_order()
+        ],
         "suppressed": [each.as_json() for each in examination.suppressed],
         "notExamined": [asdict(gap) for gap in examination.gaps],
         "examined": list(examination.examined),
@@ -157,23 +156,23 @@ def _paragraph(found: Finding) -> str:
     return "\n".join(lines)
 
 
-def rendered(examination: Examination, output: Format, *, fail_on: Severity, see: See = what_there_is) -> str:
+def rendered(examination: Examination, output: Format, *, fail_on: Severity) -> str:
     """Everything but the table, whose look depends on the terminal."""
     match output:
         case Format.JSON:
-            return json.dumps(as_json(examination, see), indent=2, ensure_ascii=False) + "\n"
+            return json.dumps(as_json(examination), indent=2, ensure_ascii=False) + "\n"
         case Format.SARIF:
-            return json.dumps(as_sarif(examination, see), indent=2, ensure_ascii=False) + "\n"
+            return json.dumps(as_sarif(examination), indent=2, ensure_ascii=False) + "\n"
         case Format.JUNIT:
             return as_junit(examination, fail_on)
         case Format.TABLE:
-            return "\n".join(as_text(examination, see)) + "\n"
+            return "\n".join(as_text(examination)) + "\n"
 
 
 SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
-def as_sarif(examination: Examination, see: See = what_there_is) -> dict[str, Any]:
+def as_sarif(examination: Examination) -> dict[str, Any]:
     findings = examination.in_order()
     used = sorted({found.id for found in (*findings, *(each.finding for each in examination.suppressed))})
     index = {risk_id: number for number, risk_id in enumerate(used)}
@@ -186,7 +185,7 @@ def as_sarif(examination: Examination, see: See = what_there_is) -> dict[str, An
                     "driver": {
                         "name": "holdfast doctor",
                         "version": __version__,
-                        "rules": [_rule(risk_id, see) for risk_id in used],
+                        "rules": [_rule(risk_id) for risk_id in used],
                     }
                 },
                 "columnKind": "unicodeCodePoints",
@@ -211,9 +210,11 @@ def as_sarif(examination: Examination, see: See = what_there_is) -> dict[str, An
     }
 
 
-def _rule(risk_id: str, see: See) -> dict[str, Any]:
+def _rule(risk_id: str) -> dict[str, Any]:
     risk = RISKS[risk_id]
-    help_text = "\n".join([f"Prevented by: {risk.remedy}.", *(f"See {what}" for what in see(risk_id))])
+    help_text = "\n".join(
+        [f"Prevented by: {risk.remedy}.", *(f"See {what}" for what in what_there_is(risk_id))]
+    )
     return {
         "id": risk.id,
         "shortDescription": {"text": _sentence(risk.title)},

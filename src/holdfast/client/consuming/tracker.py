@@ -27,12 +27,13 @@ class PartitionTracker:
         self.partition = partition
         self._is_placed = start >= 0
         """Whether it is known where the log begins, for a group that begins there."""
-        self._position = max(start, 0)
+        self.position = max(start, 0)
+        """What may be committed: everything before it is finished."""
         self._under_way: deque[int] = deque()
         self._finished: set[int] = set()
         """Finished behind the first that is not."""
-        self._next = max(start, 0)
-        """Where the next message begins at the earliest."""
+        self.next_offset = max(start, 0)
+        """Where the next message begins at the earliest: none before it will be begun."""
         self.is_closed = False
         self.is_draining = False
         """The partition is about to go, or gone: what a worker is at finishes, nothing else is begun."""
@@ -41,16 +42,11 @@ class PartitionTracker:
         close_in_child(self)
 
     def __repr__(self) -> str:
-        return f"<{self.topic}-{self.partition} at {self._position}, {len(self)} under way>"
+        return f"<{self.topic}-{self.partition} at {self.position}, {len(self)} under way>"
 
     def __len__(self) -> int:
         """Messages begun and not finished."""
         return len(self._under_way) - len(self._finished)
-
-    @property
-    def position(self) -> int:
-        """What may be committed: everything before it is finished."""
-        return self._position
 
     @property
     def span(self) -> int:
@@ -58,15 +54,10 @@ class PartitionTracker:
         return len(self._under_way)
 
     @property
-    def next_offset(self) -> int:
-        """No message before this one will be begun."""
-        return self._next
-
-    @property
     def has_news(self) -> bool:
         """Whether there is something to commit: where a new group begins, too, so that what expires from then on
         is missed."""
-        return self._is_placed and self._position != self.committed
+        return self._is_placed and self.position != self.committed
 
     def begin(self, offset: int) -> None:
         """A message was taken up."""
@@ -76,14 +67,16 @@ class PartitionTracker:
         """Messages were taken up, in the order of their offsets."""
         if not offsets:
             return
-        if offsets[0] < self._next:
-            raise UsageError(f"{self.topic}-{self.partition}: {offsets[0]} was begun behind {self._next}")
+        if offsets[0] < self.next_offset:
+            raise UsageError(
+                f"{self.topic}-{self.partition}: {offsets[0]} was begun behind {self.next_offset}"
+            )
         if not self._under_way:
             # What lies between was never a message for us: nothing before this one is unfinished.
-            self._position = offsets[0]
+            self.position = offsets[0]
             self._is_placed = True
         self._under_way.extend(offsets)
-        self._next = offsets[-1] + 1
+        self.next_offset = offsets[-1] + 1
 
     def finish(self, offset: int) -> bool:
         """A message's work is done; false when that does not count any more."""
@@ -108,7 +101,7 @@ class PartitionTracker:
                 raise UsageError(f"{self.topic}-{self.partition}: {offset} is not under way")
             else:
                 finished.add(offset)
-        self._position = under_way[0] if under_way else self._next
+        self.position = under_way[0] if under_way else self.next_offset
         return True
 
     def _are_first(self, offsets: Sequence[int]) -> bool:
@@ -121,10 +114,10 @@ class PartitionTracker:
     def passed(self, offset: int) -> None:
         """The reader has come to `offset` and found no message before it that was not begun."""
         self._is_placed = True
-        if offset > self._next:
-            self._next = offset
+        if offset > self.next_offset:
+            self.next_offset = offset
             if not self._under_way:
-                self._position = offset
+                self.position = offset
 
     def close(self) -> None:
         """The partition is taken away: nothing that finishes from now on counts."""

@@ -108,11 +108,6 @@ class PostgresDatabase(Database):
             "tcp_keepalives_count": 4,
         }
 
-    def close(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.close()
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         with self.connection.transaction():

@@ -52,11 +52,6 @@ class SqliteDatabase(Database):
             raise DatabaseUnreachable(f"{self.name}: {error}", may_pass=may_pass) from error
         self.connection = connection
 
-    def close(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.close()
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         # The remarks keep these apart from a handler's statements, whose prepared form would not be judged again.

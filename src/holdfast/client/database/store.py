@@ -172,9 +172,11 @@ class Database(ABC):
     def connect(self) -> None:
         """Open a new connection; raises `DatabaseUnreachable`."""
 
-    @abstractmethod
     def close(self) -> None:
         """Close the connection, whatever its state."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:

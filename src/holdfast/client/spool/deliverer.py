@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from holdfast.client.delivery import Bell, Failures, Waiting
+from holdfast.client.delivery import Bell, Waiting
 from holdfast.client.errors import DeliveryStopped
 from holdfast.client.settings import Settings
 from holdfast.client.spool.feed import Feed
@@ -105,19 +105,19 @@ class Deliverer(ABC):
         self._settings = settings
         self._waiting = waiting
         self._topics = topics
-        self._home = HomeCluster(identity, settings.get("bootstrap.servers"), self.say)
+        self.home = HomeCluster(identity, settings.get("bootstrap.servers"), self.say)
         self._max_bytes = max_bytes
         self._on_progress = on_progress
         self._say_line = say
         self._make = make
-        self._aside = SetAside(fs, store, self.say)
-        self._passed_over = frozenset(self._aside.ids)
+        self.aside = SetAside(fs, store, self.say)
+        self._passed_over = frozenset(self.aside.ids)
         """Those that are in no group of the window, since they were set aside before."""
         # What the spool has let go of was done, whether or not the note of it came to be written.
         counted = Progress(store.start, stored(store.trimmed) | moved(store.counters))
         self._notes = Notes(fs, store.directory, counted)
-        self._window = Window(self._notes.progress)
-        self._feed = Feed(store, self._notes.progress, self._aside.ids, waiting, topics)
+        self.window = Window(self._notes.progress)
+        self._feed = Feed(store, self._notes.progress, self.aside.ids, waiting, topics)
         self._save_due = 0.0
         self._to_hold: dict[Place, str] = {}
         """What cannot take messages now, and why; to be held."""
@@ -149,7 +149,7 @@ class Deliverer(ABC):
 
     def stored_again(self, group: StoredGroup) -> None:
         """A group of what was set aside is on disk once more: deliver it."""
-        self._aside.count -= len(group.items)
+        self.aside.count -= len(group.items)
         self.stored(group)
 
     def hurry(self) -> None:
@@ -163,45 +163,26 @@ class Deliverer(ABC):
 
     @property
     def delivered(self) -> int:
-        return self._window.done - self._aside.refused_count
-
-    @property
-    def set_aside(self) -> int:
-        """How many messages are set aside, and were not stored again since."""
-        return self._aside.count
-
-    @property
-    def refused(self) -> Failures:
-        return self._aside.failures
-
-    @property
-    def elsewhere(self) -> str | None:
-        """Why nothing is sent, while the brokers belong to another cluster."""
-        return self._home.elsewhere
-
-    @property
-    def prefix(self) -> int:
-        """Everything in front of this position is delivered or set aside."""
-        return self._window.prefix
+        return self.window.done - self.aside.refused_count
 
     @property
     def left(self) -> int:
         """How many messages are stored and neither delivered nor set aside."""
-        confirmed = self._window.confirmed
+        confirmed = self.window.confirmed
         aside = sum(number >= confirmed.get((topic, line), 0) for topic, line, number in self._passed_over)
-        return max(0, self._window.left(self._store.counters.copy()) - aside)
+        return max(0, self.window.left(self._store.counters.copy()) - aside)
 
     @property
     def is_empty(self) -> bool:
-        return self._window.prefix >= self._store.end
+        return self.window.prefix >= self._store.end
 
     def wait_delivered(self, timeout: float | None) -> bool:
         """Wait until everything stored so far is delivered or set aside; raises when nothing more will be."""
         return self._wait_through(self._store.end, timeout)
 
     def _wait_through(self, end: int, timeout: float | None) -> bool:
-        self._waiting.wait(lambda: self._window.prefix >= end or self.failure is not None, timeout)
-        if self._window.prefix >= end:
+        self._waiting.wait(lambda: self.window.prefix >= end or self.failure is not None, timeout)
+        if self.window.prefix >= end:
             return True
         if self.failure is not None:
             raise self.failure
@@ -209,11 +190,8 @@ class Deliverer(ABC):
 
     def ask(self, topic: str, timeout: float) -> Answer:
         """Ask a broker about a topic, which may be made by the question."""
-        try:
-            metadata = self._metadata(topic, timeout)
-        except KafkaException:
-            return _UNHEARD
-        if metadata is None or not self._home.is_home(metadata.cluster_id):
+        metadata = self._metadata_of_home(topic, timeout)
+        if metadata is None:
             return _UNHEARD
         found = metadata.topics[topic]
         if found.error is None:
@@ -222,6 +200,14 @@ class Deliverer(ABC):
         if code in NO_TOPIC_CODES:
             return Answer(0)
         return Answer(None, found.error if code in REFUSED_CODES | TOPIC_CODES else None)
+
+    def _metadata_of_home(self, topic: str | None, timeout: float) -> Any:
+        """What brokers of the right cluster say; None when nobody does."""
+        try:
+            metadata = self._metadata(topic, timeout)
+        except KafkaException:
+            return None
+        return metadata if metadata is not None and self.home.is_home(metadata.cluster_id) else None
 
     @abstractmethod
     def _metadata(self, topic: str | None, timeout: float) -> Any:
@@ -232,7 +218,7 @@ class Deliverer(ABC):
         self._closing.set()
         self._wake.ring()
         self._thread.join()
-        self._aside.close()
+        self.aside.close()
 
     # The thread
 
@@ -275,9 +261,9 @@ class Deliverer(ABC):
         """Nothing to do: wait for more."""
         if not self._feed.has_more:
             self._wake.wait(IDLE_SECONDS)
-        if self._window.advance():
+        if self.window.advance():
             self._waiting.wake()
-        self._window.forget()
+        self.window.forget()
 
     # The right cluster
 
@@ -285,18 +271,15 @@ class Deliverer(ABC):
     def reasons(self) -> list[str]:
         """Why messages wait, while brokers answer."""
         held = [f"{name_of(place)}: {reason}" for place, reason in list(self._topics.held.items())]
-        return held if self.elsewhere is None else [self.elsewhere, *held]
+        return held if self.home.elsewhere is None else [self.home.elsewhere, *held]
 
     def _check_cluster(self) -> bool:
         """Ask brokers which cluster they are; whether they are the right one."""
         topic = next((topic for topic, _ in list(self._store.counters) if topic), None)
-        try:
-            metadata = self._metadata(topic, ANSWER_SECONDS)
-        except KafkaException:
+        metadata = self._metadata_of_home(topic, ANSWER_SECONDS)
+        if metadata is None:
             return False
-        if metadata is None or not self._home.is_home(metadata.cluster_id):
-            return False
-        self._home.expect(metadata.cluster_id)
+        self.home.expect(metadata.cluster_id)
         return True
 
     def _is_confirmed(self) -> bool:
@@ -335,9 +318,9 @@ class Deliverer(ABC):
     def _rewind(self, progress: Progress | None = None) -> None:
         """Begin again at what is done: what is held is left out, what is not held any more comes along."""
         if progress is None:
-            progress = self._window.progress()
-        self._feed.rewind(progress, self._window.rewind(progress))
-        self._passed_over = frozenset(self._aside.ids)
+            progress = self.window.progress()
+        self._feed.rewind(progress, self.window.rewind(progress))
+        self._passed_over = frozenset(self.aside.ids)
 
     def _hold_and_release(self, released: Sequence[Place], hopeless: Mapping[str, KafkaError]) -> None:
         """Begin again without what has to wait, and with what need not any longer. Nothing may be under way."""
@@ -357,8 +340,8 @@ class Deliverer(ABC):
     def _is_room_short(self) -> bool:
         """Whether messages that wait keep the room of half a spool from others."""
         return (
-            self._window.is_held_up()
-            and self._store.end - self._window.prefix > self._max_bytes // 2
+            self.window.is_held_up()
+            and self._store.end - self.window.prefix > self._max_bytes // 2
             and time.monotonic() >= self._room_due
         )
 
@@ -370,7 +353,7 @@ class Deliverer(ABC):
             lambda message: _is_held(message, held),
             "WAITED_TOO_LONG",
             f"the spool needed the room that it took while it waited: {reasons}",
-            self._window.prefix + self._max_bytes // 4,
+            self.window.prefix + self._max_bytes // 4,
         )
         if not is_done:
             self._room_due = time.monotonic() + ROOM_SECONDS
@@ -379,7 +362,7 @@ class Deliverer(ABC):
         self, is_meant: Callable[[Message], bool], code: str, reason: str, until: int | None = None
     ) -> bool:
         """Set aside stored messages that are held, right after a rewind; false when the disk has no room for all."""
-        position, until = self._window.prefix, self._store.end if until is None else until
+        position, until = self.window.prefix, self._store.end if until is None else until
         now_ms = time.time_ns() // 1_000_000
         while position < until:
             groups, following = self._store.read(position)
@@ -391,26 +374,26 @@ class Deliverer(ABC):
                 for message in group.messages
                 if is_meant(message) and not self._feed.is_done(message, group.position)
             ]
-            if not self._aside.keep(refused):
+            if not self.aside.keep(refused):
                 return False
             for each in refused:
-                self._aside.settle(self._feed.claim(each.message), each)
+                self.aside.settle(self._feed.claim(each.message), each)
             if refused:
-                self._aside.tell(refused[-1])
+                self.aside.tell(refused[-1])
                 self._waiting.wake()
             position = following
-        self._passed_over = frozenset(self._aside.ids)
+        self._passed_over = frozenset(self.aside.ids)
         return True
 
     def _refuse(self, refused: Sequence[tuple[SpooledDelivery, KafkaError]]) -> None:
         """No attempt can succeed: set the messages aside."""
-        self._aside.refuse(refused)
+        self.aside.refuse(refused)
         self._waiting.wake()
 
     def _to_send_again(self) -> list[SpooledDelivery]:
         """Everything that is not confirmed, in order."""
-        pending = self._aside.pending
-        return [item for item in self._window.unsettled() if item not in pending]
+        pending = self.aside.pending
+        return [item for item in self.window.unsettled() if item not in pending]
 
     # Progress
 
@@ -419,7 +402,7 @@ class Deliverer(ABC):
         if now < self._save_due:
             return
         self._save_due = now + PROGRESS_SECONDS
-        self._aside.try_again()
+        self.aside.try_again()
         self._note_waiting()
         try:
             self._save_if_confirmed(durably=False)
@@ -427,19 +410,19 @@ class Deliverer(ABC):
             if error.errno not in NO_ROOM:
                 raise
             # Letting go of segments makes room; the note of it may come later.
-            self._let_go(self._window.prefix)
+            self._let_go(self.window.prefix)
 
     def _save_if_confirmed(self, *, durably: bool) -> None:
-        self._window.advance()
-        progress = self._window.progress()
+        self.window.advance()
+        progress = self.window.progress()
         if progress != self._notes.progress:
             # At the end nobody may answer any more; those who confirmed it were the right ones a second ago.
-            if (not self._is_confirmed() and not durably) or self._home.is_astray:
+            if (not self._is_confirmed() and not durably) or self.home.is_astray:
                 return
-            self._home.identity.note()
+            self.home.identity.note()
         if progress != self._notes.progress or durably:
             self._notes.write(progress, durably=durably)
-        self._window.forget()
+        self.window.forget()
         self._let_go(progress.prefix)
         self._waiting.wake()
 
@@ -450,7 +433,11 @@ class Deliverer(ABC):
     def _note_waiting(self) -> None:
         """Have whoever looks at the spool from outside know what waits, and why."""
         places = self._topics.as_json()
-        said = json.dumps({"elsewhere": self.elsewhere, "held": places}) if places or self.elsewhere else ""
+        said = (
+            json.dumps({"elsewhere": self.home.elsewhere, "held": places})
+            if places or self.home.elsewhere
+            else ""
+        )
         try:
             self._notes.note_waiting(said)
         except OSError as error:

@@ -120,7 +120,7 @@ class Drain:
         if spool.is_finished:
             remove_or_release(self._fs, self._home, owned)
         return Drained(
-            owned.id, spool.deliverer.delivered, spool.deliverer.set_aside, left, problem if left else None
+            owned.id, spool.deliverer.delivered, spool.deliverer.aside.count, left, problem if left else None
         )
 
     def _wait(self, spool: OpenSpool, deadline: float | None) -> str | None:
@@ -129,8 +129,8 @@ class Drain:
             while spool.writer.is_retrying or not deliverer.wait_delivered(LOOK_SECONDS):
                 if self._is_over():
                     return "interrupted"
-                if deliverer.elsewhere is not None:
-                    return deliverer.elsewhere
+                if deliverer.home.elsewhere is not None:
+                    return deliverer.home.elsewhere
                 if deadline is not None and time.monotonic() >= deadline:
                     return "; ".join(["not delivered in time", *deliverer.reasons])
         except DeliveryStopped as stopped:

@@ -97,11 +97,6 @@ class Feed:
         return item
 
     @property
-    def position(self) -> int:
-        """Where the group starts that comes next."""
-        return self._next
-
-    @property
     def has_more(self) -> bool:
         with self._lock:
             return self._prepared is not None or self._next < self._end

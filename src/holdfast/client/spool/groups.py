@@ -183,7 +183,7 @@ class Window:
     def __init__(self, progress: Progress) -> None:
         self.prefix = progress.prefix
         """Every message in front of this position is done."""
-        self._confirmed = dict(progress.confirmed)
+        self.confirmed = dict(progress.confirmed)
         """For each partition the sequence up to which all is done, but for what groups here say."""
         self._lock = Lock()
         self._version = 0
@@ -200,10 +200,6 @@ class Window:
 
     def __len__(self) -> int:
         return len(self._groups)
-
-    @property
-    def confirmed(self) -> Mapping[PartitionKey, int]:
-        return self._confirmed
 
     @property
     def done(self) -> int:
@@ -261,7 +257,7 @@ class Window:
                 self._gone += first.count
                 self.bytes -= first.bytes
                 self.messages -= min(first.count, self.messages)
-                _raise(self._confirmed, first.following)
+                _raise(self.confirmed, first.following)
                 self.prefix = first.end
             return self.prefix != before
 
@@ -299,7 +295,7 @@ class Window:
         """How far everything is; keeps in memory only what is still needed."""
         stuck: dict[PartitionKey, int] = {}
         with self._lock:
-            confirmed = dict(self._confirmed)
+            confirmed = dict(self.confirmed)
             for group in self._groups:
                 group.forget_settled()
                 for item in group.items:
@@ -314,7 +310,7 @@ class Window:
         """How far everything will be when these messages are done too."""
         stuck: dict[PartitionKey, int] = {}
         with self._lock:
-            confirmed = dict(self._confirmed)
+            confirmed = dict(self.confirmed)
             prefix = self.prefix
             is_whole = True
             for group in self._groups:
@@ -341,12 +337,12 @@ class Window:
             self._gone += sum(group.count - group.left for group in self._groups)
             self._groups.clear()
             self.bytes = self.messages = 0
-            self.prefix, self._confirmed = progress.prefix, dict(progress.confirmed)
+            self.prefix, self.confirmed = progress.prefix, dict(progress.confirmed)
             return unsettled
 
     def left(self, counters: Mapping[PartitionKey, int]) -> int:
         """How many messages of those counted are not done."""
-        return self._steady(lambda: max(0, messages_left(counters, self._confirmed) - self._done_here()))
+        return self._steady(lambda: max(0, messages_left(counters, self.confirmed) - self._done_here()))
 
     def unsettled(self) -> list[SpooledDelivery]:
         """Every message that is not known to have arrived, in order."""

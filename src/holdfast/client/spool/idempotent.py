@@ -143,10 +143,10 @@ class IdempotentDeliverer(Deliverer):
             self._save_when_due()
             if self._failures or self._refused_at_once:
                 self._look_at_failures()
-            if not self._home.is_checked and self._feed.has_more and not self._check_cluster():
+            if not self.home.is_checked and self._feed.has_more and not self._check_cluster():
                 self._closing.wait(IDLE_SECONDS)
             released, hopeless = self._look_at_held() if self._topics.held else ((), {})
-            if self._home.is_astray:
+            if self.home.is_astray:
                 self._leave_cluster()
             elif self._broken is not None or self._suspects or released or hopeless or self._is_room_short():
                 self._begin_again(released, hopeless)
@@ -154,7 +154,7 @@ class IdempotentDeliverer(Deliverer):
                 self._stand_aside()
             elif self._send_some(TURN_MESSAGES, from_disk=True):
                 self._serve(0)
-            elif self._window.bytes:
+            elif self.window.bytes:
                 self._serve(LOOK_SECONDS)
             else:
                 self._rest()
@@ -224,7 +224,7 @@ class IdempotentDeliverer(Deliverer):
         """Whether nothing has happened that our thread must look at first."""
         return (
             self._broken is None
-            and self._home.is_checked
+            and self.home.is_checked
             and not self._suspects
             and not self._failures
             and not self._refused_at_once
@@ -234,7 +234,7 @@ class IdempotentDeliverer(Deliverer):
 
     def _has_room(self) -> bool:
         """Whether more may be handed over. Needs `_sending`."""
-        window = self._window
+        window = self.window
         if window.bytes < WINDOW_BYTES_MAX and window.messages < WINDOW_MESSAGES_MAX:
             return True
         now = time.monotonic()
@@ -253,9 +253,9 @@ class IdempotentDeliverer(Deliverer):
             if group is None:
                 return False
             group.failures = self._failures
-            self._window.add(group)
+            self.window.add(group)
             self._items, self._at = group.items, 0
-            if pending := self._aside.pending:
+            if pending := self.aside.pending:
                 self._items = [item for item in group.items if item not in pending]
         return True
 
@@ -300,8 +300,8 @@ class IdempotentDeliverer(Deliverer):
         """Hear reports; and forget what is done, or so many messages of it."""
         if self._producer is not None:
             self._poll(self._producer, seconds)
-        self._window.advance()
-        self._window.forget(forget)
+        self.window.advance()
+        self.window.forget(forget)
         if self._failures or self._broken is not None:
             self._wake.ring()
         self._waiting.wake()
@@ -336,7 +336,7 @@ class IdempotentDeliverer(Deliverer):
             elif code not in _PURGED:
                 self._broken = self._broken or error.str()
         self._refuse(refused)
-        self._window.advance()
+        self.window.advance()
 
     def _is_to_wait(self, item: SpooledDelivery, error: KafkaError) -> bool:
         """Whether a message waits from now on for what may pass; those behind it in its partition do too."""
@@ -358,7 +358,7 @@ class IdempotentDeliverer(Deliverer):
             self._suspects, self._broken = [], None
             self._to_hold.clear()
             self._rewind(self._notes.progress)
-            self._home.is_astray = False
+            self.home.is_astray = False
             self._producer = self._make_producer()
 
     def _rewind(self, progress: Progress | None = None) -> None:

@@ -65,10 +65,6 @@ class IdentityFile:
         self._noted = was
         self.now = Identity(was.cluster_id, bootstrap_servers, (*was.openings, opening))
 
-    @property
-    def cluster_id(self) -> str | None:
-        return self.now.cluster_id
-
     def is_of(self, cluster_id: str | None) -> bool:
         """Whether messages may be sent to this cluster; brokers that do not say which they are count as right."""
         return None in (cluster_id, self.now.cluster_id) or cluster_id == self.now.cluster_id
@@ -116,7 +112,7 @@ class HomeCluster:
         if self._elsewhere is None:
             return None
         return (
-            f"its messages are for cluster {self.identity.cluster_id}, and the brokers at "
+            f"its messages are for cluster {self.identity.now.cluster_id}, and the brokers at "
             f"{self._bootstrap_servers} belong to cluster {self._elsewhere}: nothing is sent there, "
             "and the messages wait. If that cluster is the right one now, end the producer and call "
             "`holdfast spool accept-cluster`"

@@ -90,7 +90,7 @@ class OpenSpool:
             tools.fs, owned.directory, segment_bytes=segment_bytes, opening=opening, say=tools.say
         )
         partitioner = Partitioner(tools.mode.partitioner, tools.randomness)
-        self.topics = SpoolTopics(tools.layout, partitioner, self._say, self._ask)
+        self.topics = SpoolTopics(tools.layout, partitioner, lambda line: self.deliverer.say(line), self._ask)
         self.deliverer = self._make_deliverer(waiting, max_bytes)
         self.writer = SpoolWriter(self.store, max_bytes, waiting, partitioner, self.topics, self.deliverer)
         try:
@@ -98,12 +98,9 @@ class OpenSpool:
             self.identity.note()
         except OSError as error:
             tools.say(f"{owned.directory}: how it is delivered could not be noted: {error}")
-        self.writer.progressed(self.deliverer.prefix)
+        self.writer.progressed(self.deliverer.window.prefix)
         self.writer.start()
         self.deliverer.start()
-
-    def _say(self, line: str) -> None:
-        self.deliverer.say(line)
 
     def _make_deliverer(self, waiting: Waiting, max_bytes: int) -> Deliverer:
         tools = self._tools
@@ -121,13 +118,10 @@ class OpenSpool:
             topics=self.topics,
             identity=self.identity,
             max_bytes=max_bytes,
-            on_progress=self._progressed,
+            on_progress=lambda prefix: self.writer.progressed(prefix),
             say=tools.say,
             make=tools.make,
         )
-
-    def _progressed(self, prefix: int) -> None:
-        self.writer.progressed(prefix)
 
     def _ask(self, topic: str, timeout: float) -> int | None:
         """How many partitions a topic has, if a broker says so in time; a topic may be made by the question."""
@@ -356,7 +350,7 @@ class SpooledSender:
 
     def _is_for_us(self, identity: Identity) -> bool:
         """Whether a spool is for the cluster that we send to; raises when nobody can tell."""
-        cluster_id = self._own.identity.cluster_id
+        cluster_id = self._own.identity.now.cluster_id
         if identity.bootstrap_servers in (None, self._tools.address):
             # At another cluster it would wait.
             return True
@@ -396,13 +390,13 @@ class SpooledSender:
 
     def seen_refused(self) -> Seen:
         own = self._own
-        adopted = [spool.deliverer.refused for spool in self._adopted]
-        return seen_together([own.writer.failures, own.deliverer.refused, *adopted])
+        adopted = [spool.deliverer.aside.failures for spool in self._adopted]
+        return seen_together([own.writer.failures, own.deliverer.aside.failures, *adopted])
 
     @property
     def set_aside(self) -> int:
         """How many messages are set aside in the spools that are open here: refused, and not delivered."""
-        return sum(spool.deliverer.set_aside for spool in (self._own, *list(self._adopted)))
+        return sum(spool.deliverer.aside.count for spool in (self._own, *list(self._adopted)))
 
     @property
     def waiting(self) -> list[str]:

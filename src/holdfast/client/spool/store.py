@@ -109,12 +109,6 @@ class SpoolStore:
         """Everything below is stored. Applications ask: no lock is held while a signal may interrupt them."""
         return self._segments[-1].end if self._segments else 0
 
-    @property
-    def used_bytes(self) -> int:
-        """What the segments take on disk."""
-        with self._lock:
-            return self._segments[-1].end - self._segments[0].base if self._segments else 0
-
     # Writing
 
     def write(self, messages: Sequence[Storable], moved: Moved | None = None) -> Written:

@@ -234,7 +234,7 @@ class TransactionalDeliverer(Deliverer):
 
     def _is_confirmed(self) -> bool:
         """A transaction is committed by the cluster that it was begun with: `_take_over` has looked."""
-        self._home.is_astray = False
+        self.home.is_astray = False
         return True
 
     def _release(self) -> None:
@@ -290,7 +290,7 @@ class TransactionalDeliverer(Deliverer):
 
     def _resume(self, told: Told) -> None:
         """What the brokers know to be delivered is done, whatever was noted here."""
-        known, openings = told.progress, self._home.identity.now.openings
+        known, openings = told.progress, self.home.identity.now.openings
         if told.opening and told.opening not in openings:
             self._refuse_old_copy("a process that is not known here has delivered from it")
         later = openings[openings.index(told.opening) + 1 :] if told.opening else openings
@@ -300,13 +300,13 @@ class TransactionalDeliverer(Deliverer):
                 self._refuse_old_copy(
                     f"message {following - 1} for {where[0]} was delivered, and is not known here"
                 )
-        self._home.identity.told(told.opening)
-        for item in self._window.unsettled():
+        self.home.identity.told(told.opening)
+        for item in self.window.unsettled():
             if item.sequence < known.confirmed.get(item.where, 0):
                 self._settle_delivered(item)
         self._places.clear()
         self._after_settling()
-        self._rewind(merged(known, self._window.progress()))
+        self._rewind(merged(known, self.window.progress()))
 
     def _refuse_old_copy(self, why: str) -> None:
         raise DamagedSpool(
@@ -337,7 +337,7 @@ class TransactionalDeliverer(Deliverer):
     def _look_at_places(self) -> None:
         """Hold what takes no messages now, and release what takes them again."""
         released, hopeless = self._look_at_held() if self._topics.held else ((), {})
-        if self.elsewhere is not None:
+        if self.home.elsewhere is not None:
             raise _Broken("the brokers are of another cluster")
         self._look_due = time.monotonic() + LOOK_SECONDS
         if self._to_hold or released or hopeless or self._is_room_short():
@@ -347,12 +347,12 @@ class TransactionalDeliverer(Deliverer):
 
     def _gather(self) -> None:
         """Whole groups, as many as one transaction takes."""
-        while self._window.bytes < TRANSACTION_BYTES:
+        while self.window.bytes < TRANSACTION_BYTES:
             group = self._feed.take(from_disk=True)
             if group is None:
                 return
-            self._window.add(group)
-            if self._window.advance():
+            self.window.add(group)
+            if self.window.advance():
                 self._waiting.wake()
 
     def _transact(self, batch: Sequence[SpooledDelivery]) -> None:
@@ -365,8 +365,8 @@ class TransactionalDeliverer(Deliverer):
             self._produce(item, refused_here)
         self._refuse(refused_here)
         # What could not be set aside for want of room is not counted as done.
-        done = {item for item in batch if not item.is_settled} - self._aside.pending
-        after = self._window.progress_with(done)
+        done = {item for item in batch if not item.is_settled} - self.aside.pending
+        after = self.window.progress_with(done)
         self._produce_progress(after)
         self._wait_for_reports(len(done))
         self._commit()
@@ -412,7 +412,7 @@ class TransactionalDeliverer(Deliverer):
             try:
                 self._producer.produce(
                     PROGRESS_TOPIC,
-                    encode_told(Told(progress, self._home.identity.opening)),
+                    encode_told(Told(progress, self.home.identity.opening)),
                     self.spool_id.encode(),
                     on_delivery=self._progress_reported,
                 )
@@ -456,7 +456,7 @@ class TransactionalDeliverer(Deliverer):
         if time.monotonic() >= self._look_due:
             self._check_cluster()
             self._look_due = time.monotonic() + LOOK_SECONDS
-        if self.elsewhere is not None:
+        if self.home.elsewhere is not None:
             raise _Broken("the brokers are of another cluster")
 
     def _look_at_doubts(self) -> None:
@@ -511,8 +511,8 @@ class TransactionalDeliverer(Deliverer):
         group.left -= 1
 
     def _after_settling(self) -> None:
-        self._window.advance()
-        self._window.forget()
+        self.window.advance()
+        self.window.forget()
         self._waiting.wake()
 
     def _look_at_refusals(self, batch: Sequence[SpooledDelivery]) -> None:

@@ -30,18 +30,9 @@ from typing import Final
 from holdfast.client.delivery import Bell, Delivery, Failures, Waiting
 from holdfast.client.errors import NotStored, ProducerClosed
 from holdfast.client.partitioner import Partitioner
+from holdfast.client.spool import format as frames
 from holdfast.client.spool.deliverer import Deliverer
-from holdfast.client.spool.format import (
-    MESSAGE_BYTES_MAX,
-    MESSAGE_OVERHEAD_BYTES,
-    RETRIED,
-    UNDECIDED,
-    Headers,
-    Moved,
-    check_bytes,
-    check_headers,
-    check_topic,
-)
+from holdfast.client.spool.format import MESSAGE_BYTES_MAX, Headers
 from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, make_item
 from holdfast.client.spool.progress import stored
 from holdfast.client.spool.refused import Refused, RefusedMessages
@@ -53,7 +44,7 @@ GROUP_BYTES_MAX: Final = 1024 * 1024
 """A larger group would make its first message wait for the writing of its last."""
 PENDING_BYTES_MAX: Final = 4 * 1024 * 1024
 """What waits in memory to be written: a slow disk slows the senders down."""
-OVERHEAD_BYTES: Final = MESSAGE_OVERHEAD_BYTES + 32
+OVERHEAD_BYTES: Final = frames.MESSAGE_OVERHEAD_BYTES + 32
 """What a message takes beside its key and value, about."""
 TURN_MASK: Final = 255
 """Whoever sends gives the thread that delivers a turn after every 256th message, or when it is due."""
@@ -167,12 +158,12 @@ class SpoolWriter:
         if self._is_closing:
             raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
         try:
-            check_topic(topic)
+            frames.check_topic(topic)
             if partition is not None and not 0 <= index(partition) < 2**31:
                 raise ValueError(f"partition {partition}")
             if index(timestamp_ms) >= 2**63:
                 raise ValueError(f"timestamp_ms {timestamp_ms}")
-            size += check_headers(headers)
+            size += frames.check_headers(headers)
             if size > MESSAGE_BYTES_MAX:
                 raise ValueError(f"{size} bytes")
         except ValueError as error:
@@ -244,7 +235,7 @@ class SpoolWriter:
     def retry(self, refused: RefusedMessages) -> None:
         """Store again what was set aside until now."""
         if self._retry is None:
-            self._retry = islice(iter(list(refused)), self._store.counters.get(RETRIED, 0), None)
+            self._retry = islice(iter(list(refused)), self._store.counters.get(frames.RETRIED, 0), None)
         self._something.ring()
 
     @property
@@ -368,7 +359,7 @@ class SpoolWriter:
                     partition = choose(topic, item.key, len(item.value or b""), count) if count > 1 else 0
                 item.partition = partition
                 if partition is None:
-                    item.line = UNDECIDED
+                    item.line = frames.UNDECIDED
 
     def _store_group(self, group: StoredGroup) -> None:
         self._place(group, self._store.write(group.items))
@@ -381,7 +372,7 @@ class SpoolWriter:
 
     def _store_again(self, refused: Iterator[Refused]) -> None:
         """One group of what was set aside: a crash finds each message there or here, and never in both."""
-        done = self._store.counters.get(RETRIED, 0)
+        done = self._store.counters.get(frames.RETRIED, 0)
         group = StoredGroup()
         for each in refused:
             item = make_item(each.message, self._waiting)
@@ -395,7 +386,7 @@ class SpoolWriter:
             return
         self._complete(group)
         try:
-            written = self._store.write(group.items, Moved(RETRIED[0], done + len(group.items)))
+            written = self._store.write(group.items, frames.Moved(frames.RETRIED[0], done + len(group.items)))
         except StorageError as error:
             # They stay where they are.
             self._deliverer.say(f"no message that was set aside is stored again: {error}")
@@ -438,7 +429,7 @@ class SpoolWriter:
 def _length(what: str, value: bytes | None, topic: str) -> int:
     """How long a key or value is that is not simply bytes; none is 0 bytes long."""
     try:
-        check_bytes(what, value)
+        frames.check_bytes(what, value)
     except TypeError as error:
         raise UsageError(f"a message for {topic}: {error}") from error
     return len(value or b"")
