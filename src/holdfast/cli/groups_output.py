@@ -5,84 +5,52 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from holdfast.cli.groups_admin import LATEST, CommittedOffset, Group, GroupAdmin, Member, Place
+from holdfast.cli.groups_admin import LATEST, Group, GroupAdmin, Place
 from holdfast.cli.groups_reset import Reset
 from holdfast.cli.output import print_table
 
 NONE = "-"
 
 
-@dataclass(frozen=True)
-class OffsetRow:
-    """One partition a group reads or has a committed offset for."""
-
-    place: Place
-    committed: CommittedOffset | None
-    log_end: int | None
-    member: Member | None
-
-    @property
-    def lag(self) -> int | None:
-        if self.committed is None or self.log_end is None:
-            return None
-        return self.log_end - self.committed.offset
-
-
-def read_offsets(admin: GroupAdmin, group: Group) -> list[OffsetRow]:
-    """Every partition that has a committed offset or an owner, by topic and number."""
+def read_offsets(admin: GroupAdmin, group: Group) -> list[dict[str, Any]]:
+    """Every partition that has a committed offset or an owner, by topic and number, as JSON has it."""
     offsets = admin.offsets(group.group)
     owners = {place: member for member in group.members for place in member.assignment}
     places = sorted({*offsets, *owners})
     log_ends = admin.log_offsets(places, LATEST)
-    return [OffsetRow(each, offsets.get(each), log_ends.get(each), owners.get(each)) for each in places]
-
-
-def print_offsets(group: Group, rows: Iterable[OffsetRow], *, verbose: bool) -> None:
-    columns = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
-    columns += ["CONSUMER-ID", "HOST", "CLIENT-ID"]
-    if verbose:
-        columns.insert(3, "LEADER-EPOCH")
-    table = []
-    for row in rows:
-        topic, partition = row.place
-        member = row.member
-        cells = [
-            group.group,
-            topic,
-            str(partition),
-            _text(row.committed.offset if row.committed else None),
-            _text(row.log_end),
-            _text(row.lag),
-            *((member.member_id, member.host, member.client_id) if member else (NONE, NONE, NONE)),
-        ]
-        if verbose:
-            cells.insert(3, _text(row.committed.leader_epoch if row.committed else None))
-        table.append(cells)
-    print_table(columns, table)
-
-
-def offsets_as_json(group: Group, rows: Iterable[OffsetRow]) -> dict[str, Any]:
-    return {
-        **_head(group),
-        "offsets": [
+    documents = []
+    for place in places:
+        committed, log_end, member = offsets.get(place), log_ends.get(place), owners.get(place)
+        documents.append(
             {
-                "topic": row.place[0],
-                "partition": row.place[1],
-                "current_offset": row.committed.offset if row.committed else None,
-                "log_end_offset": row.log_end,
-                "lag": row.lag,
-                "leader_epoch": row.committed.leader_epoch if row.committed else None,
-                "member_id": row.member.member_id if row.member else None,
-                "host": row.member.host if row.member else None,
-                "client_id": row.member.client_id if row.member else None,
+                "topic": place[0],
+                "partition": place[1],
+                "current_offset": committed.offset if committed else None,
+                "log_end_offset": log_end,
+                "lag": log_end - committed.offset if committed and log_end is not None else None,
+                "leader_epoch": committed.leader_epoch if committed else None,
+                "member_id": member.member_id if member else None,
+                "host": member.host if member else None,
+                "client_id": member.client_id if member else None,
             }
-            for row in rows
-        ],
-    }
+        )
+    return documents
+
+
+def print_offsets(group: Group, documents: Sequence[dict[str, Any]], *, verbose: bool) -> None:
+    keys = ["topic", "partition", "current_offset", "log_end_offset", "lag", "member_id", "host", "client_id"]
+    if verbose:
+        keys.insert(2, "leader_epoch")
+    columns = ["CONSUMER-ID" if key == "member_id" else key.upper().replace("_", "-") for key in keys]
+    rows = [(group.group, *(_text(document[key]) for key in keys)) for document in documents]
+    print_table(("GROUP", *columns), rows)
+
+
+def offsets_as_json(group: Group, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {**_head(group), "offsets": documents}
 
 
 def print_members(group: Group, *, verbose: bool) -> None:
@@ -187,8 +155,8 @@ def _head(group: Group) -> dict[str, Any]:
     return {"group": group.group, "type": group.type, "state": group.state}
 
 
-def _text(number: int | None) -> str:
-    return NONE if number is None else str(number)
+def _text(value: int | str | None) -> str:
+    return NONE if value is None else str(value)
 
 
 def _by_topic(places: Iterable[Place]) -> list[tuple[str, list[int]]]:
