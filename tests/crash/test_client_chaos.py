@@ -125,7 +125,7 @@ def drain(shore: Shore, home: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+@pytest.mark.parametrize("guarantee", ["at-least-once", pytest.param("exactly-once", marks=pytest.mark.long)])
 def test_every_message_reported_stored_arrives_in_order_and_once(
     guarantee: Guarantee, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
 ) -> None:
@@ -185,6 +185,7 @@ def test_every_message_is_handled_and_no_position_is_ahead_of_finished_work(
     check_never_ahead(finished_by(chaos.swarm), chaos.observer.answered)
 
 
+@pytest.mark.long
 def test_a_consumer_that_commits_by_time_is_caught(
     shore: Shore, tmp_path: Path, chance: random.Random
 ) -> None:

@@ -8,7 +8,7 @@ from tests.support.simulator.report import EFFECTS
 from tests.support.simulator.world import OPERATIONS_MIN, World
 from tests.support.tiers import by_tier
 
-CHUNKS = by_tier(quick=1, check=2, long=16)
+CHUNKS = by_tier(quick=1, check=1, long=16)
 PER_CHUNK = by_tier(quick=40, check=125, long=125)
 ENOUGH_FOR_EVERYTHING = 125
 """In as many seeds every fault hits and every operation happens."""
