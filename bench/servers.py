@@ -21,14 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
-from holdfast.testing.apache import (
-    ApacheKafka,
-    broker_answers,
-    cache_directory,
-    die_with_parent,
-    exclusive_lock,
-    free_ports,
-)
+from holdfast.testing.apache import ApacheKafka, broker_answers, cache_directory, exclusive_lock
+from holdfast.testing.processes import die_with_parent, free_ports
 
 NATS_VERSION: Final = "v2.15.2"
 NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"

@@ -22,11 +22,11 @@ from typing import IO, Any, Final
 
 import pytest
 from tests.support import tiers
+from tests.support.forked import open_process
 
 from holdfast.pipeline.cluster.packaging import machine_code
 from holdfast.pipeline.java import JavaMissing, find_java
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.forked import open_process
 from holdfast.testing.kafka_fixtures import XDIST_GROUP, unavailable
 
 # Hundreds of processes start here, and none compiles again what another has compiled.

@@ -17,10 +17,10 @@ from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.caught_up import has_caught_up
 
-from holdfast.testing.apache import die_with_parent
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import unavailable
 from holdfast.testing.postgres import NoPostgres, PostgresServer
+from holdfast.testing.processes import die_with_parent
 from holdfast.testing.schema_registry import SchemaRegistry
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from holdfast.testing.apache import die_with_parent
+from holdfast.testing.processes import die_with_parent
 
 Spec: TypeAlias = Mapping[str, Any]
 ROOT: Final = Path(__file__).resolve().parents[2]

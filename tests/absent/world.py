@@ -13,12 +13,11 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node import metadata_log
-from holdfast.testing.bare_groups import BareMember
+from holdfast.testing.bare_clients import BareMember, TransactionalProducer
 from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.committed_reader import read_answer
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.transactional_producer import TransactionalProducer
+from holdfast.testing.fakes import ManualClock
 from holdfast.wire.batch import Record, build_batch
 
 SETTINGS: Final = {

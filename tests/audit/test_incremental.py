@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.audit_growing import Growing, begin
-from tests.support.audit_topics import append_transaction, dead_letter, sink_record
+from tests.support.audit_topics import Growing, append_transaction, begin, dead_letter, sink_record
 from tests.support.fake_cluster import FETCH, FakeCluster
 
 from holdfast.audit.continuous import Incremental

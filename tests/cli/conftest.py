@@ -16,8 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-
-from holdfast.testing.forked import open_process
+from tests.support.forked import open_process
 
 Result = subprocess.CompletedProcess[bytes]
 RUN_TIMEOUT_S = 60

@@ -102,7 +102,7 @@ def test_a_group_goes_on_where_it_stopped(
     assert position_of(run_here, group) == {0: 5}
 
 
-def test_a_group_without_positions_begins_at_the_end_and_comes_back_there(
+def test_a_group_without_committed_offsets_begins_at_the_end_and_comes_back_there(
     run_here: Run, topic: str, group: str, fill: Any
 ) -> None:
     fill(topic, "old")
@@ -161,7 +161,7 @@ def test_nothing_is_committed_when_told_so(run_here: Run, topic: str, group: str
 
 
 @pytest.mark.check
-def test_positions_that_expired_are_named(
+def test_committed_offsets_that_expired_are_named(
     run_here: Run, admin: AdminClient, topic: str, group: str, fill: Any, commit: Any
 ) -> None:  # HF305
     fill(topic, *"abcd")
@@ -175,7 +175,7 @@ def test_positions_that_expired_are_named(
 
 @pytest.mark.check
 @pytest.mark.parametrize("protocol", TRIED)
-def test_positions_that_expire_while_it_reads_are_named(
+def test_committed_offsets_that_expire_while_it_reads_are_named(
     run_here: Run,
     admin: AdminClient,
     group: str,
@@ -200,7 +200,7 @@ def test_positions_that_expire_while_it_reads_are_named(
     assert position_of(run_here, group) == {0: 4, 1: 1}
 
 
-def test_a_position_after_the_end_of_the_log_is_no_silent_jump(
+def test_a_committed_offset_after_the_end_of_the_log_is_no_silent_jump(
     run_here: Run, topic: str, group: str, fill: Any, commit: Any
 ) -> None:  # HF305
     fill(topic, "a")
@@ -213,7 +213,7 @@ def test_a_position_after_the_end_of_the_log_is_no_silent_jump(
     assert position_of(run_here, group) == {0: 7}
 
 
-def test_a_position_behind_an_open_transaction_is_in_the_log(
+def test_a_committed_offset_behind_an_open_transaction_is_in_the_log(
     run_here: Run, topic: str, group: str, fill: Any, bootstrap_servers: str
 ) -> None:
     holder = Producer({**QUIET, "bootstrap.servers": bootstrap_servers, "transactional.id": group})

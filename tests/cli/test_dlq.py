@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.cli.redriving import Redrive
 from holdfast.client.dead_letter_dialects import Failure, Header, failure_headers
-from holdfast.testing.decided import await_decided
+from holdfast.testing.engines import await_decided
 
 Run = Callable[..., Any]
 

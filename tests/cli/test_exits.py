@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.forked import open_process
 
 from holdfast.cli import exits
 from holdfast.errors import ConfigError, CorruptLog, ExitCode
-from holdfast.testing.forked import open_process
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 COMMAND = [sys.executable, "-m", "holdfast.cli"]

@@ -178,7 +178,7 @@ def test_groups_of_the_new_protocol_are_listed(run_here: Run, topic: str, group:
 
 @OUR_BROKER_LATER
 @pytest.mark.java
-def test_positions_lag_and_owner_are_kafkas(
+def test_committed_offsets_lag_and_owner_are_kafkas(
     run_here: Run, topic: str, group: str, commit: Any, join: Join, bootstrap_servers: str
 ) -> None:
     commit(group, topic, {0: 4, 1: 20})
@@ -197,7 +197,7 @@ def test_positions_lag_and_owner_are_kafkas(
 
 @OUR_BROKER_LATER
 @pytest.mark.java
-def test_positions_without_members_are_kafkas(
+def test_committed_offsets_without_members_are_kafkas(
     run_here: Run, topic: str, group: str, commit: Any, bootstrap_servers: str
 ) -> None:
     commit(group, topic, {0: 4, 2: 0})
@@ -321,7 +321,7 @@ def test_a_group_that_goes_after_it_was_listed_is_left_out(
     )
 
 
-def test_a_topic_that_goes_after_its_positions_were_read_has_no_end(
+def test_a_topic_that_goes_after_its_committed_offsets_were_read_has_no_end(
     run_here: Run, topic: str, group: str, commit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(group, topic, {0: 1})
@@ -357,7 +357,9 @@ def test_without_execute_the_plan_is_shown_and_nothing_changes(
     assert positions_in(run_here, group) == {(topic, 0): 4, (topic, 1): 5}
 
 
-def test_positions_move_to_the_ends_of_the_log(run_here: Run, topic: str, group: str, commit: Any) -> None:
+def test_committed_offsets_move_to_the_ends_of_the_log(
+    run_here: Run, topic: str, group: str, commit: Any
+) -> None:
     commit(group, topic, {0: 4, 1: 5})
     reset = ("groups", "reset-offsets", "--group", group, "--execute")
     assert planned(run_here(*reset, "--all-topics", "--to-latest")) == {0: 10, 1: 20}
@@ -368,7 +370,9 @@ def test_positions_move_to_the_ends_of_the_log(run_here: Run, topic: str, group:
     assert positions_in(run_here, group) == {(topic, 0): 0, (topic, 1): 0, (topic, 2): 0}
 
 
-def test_positions_shift_and_stay_within_the_log(run_here: Run, topic: str, group: str, commit: Any) -> None:
+def test_committed_offsets_shift_and_stay_within_the_log(
+    run_here: Run, topic: str, group: str, commit: Any
+) -> None:
     commit(group, topic, {0: 4, 1: 15})
     reset = ("groups", "reset-offsets", "--group", group, "--all-topics", "--execute")
     assert planned(run_here(*reset, "--shift-by", "2")) == {0: 6, 1: 17}
@@ -381,7 +385,7 @@ def test_positions_shift_and_stay_within_the_log(run_here: Run, topic: str, grou
     assert positions_in(run_here, group) == {(topic, 0): 10, (topic, 1): 15}
 
 
-def test_a_partition_without_a_position_cannot_be_shifted(
+def test_a_partition_without_a_committed_offset_cannot_be_shifted(
     run_here: Run, topic: str, group: str, commit: Any
 ) -> None:
     commit(group, topic, {0: 4})
@@ -390,7 +394,7 @@ def test_a_partition_without_a_position_cannot_be_shifted(
     assert f"no committed offset to shift for {topic}-1, {topic}-2" in result.stderr.decode()
 
 
-def test_current_positions_stay_and_missing_ones_begin_at_the_end(
+def test_current_offsets_stay_and_missing_ones_begin_at_the_end(
     run_here: Run, topic: str, group: str, commit: Any
 ) -> None:
     commit(group, topic, {0: 4})
@@ -492,7 +496,7 @@ def test_a_group_with_members_is_refused_and_the_others_go_on(
     assert positions_in(run_here, group) == {(topic, 0): 0}
 
 
-def test_a_group_that_does_not_exist_yet_can_be_given_positions(
+def test_a_group_that_does_not_exist_yet_can_be_given_committed_offsets(
     run_here: Run, topic: str, group: str
 ) -> None:
     reset = ("groups", "reset-offsets", "--group", group, "--topic", f"{topic}:1", "--to-offset", "7")
@@ -552,7 +556,7 @@ def test_deletion_reports_as_json(run_here: Run, topic: str, group: str, commit:
     assert (entry["action"], entry["error"]["code"]) == ("failed", "GROUP_ID_NOT_FOUND")
 
 
-def test_positions_are_deleted_one_by_one(run_here: Run, topic: str, group: str, commit: Any) -> None:
+def test_committed_offsets_are_deleted_one_by_one(run_here: Run, topic: str, group: str, commit: Any) -> None:
     commit(group, topic, {0: 4, 1: 5, 2: 0})
     delete = ("groups", "delete-offsets", "--group", group)
     result = run_here(*delete, "--topic", f"{topic}:1")
@@ -564,7 +568,7 @@ def test_positions_are_deleted_one_by_one(run_here: Run, topic: str, group: str,
     assert [entry["action"] for entry in document["results"]] == ["deleted"] * 3
 
 
-def test_positions_in_use_are_not_deleted(
+def test_committed_offsets_in_use_are_not_deleted(
     run_here: Run, topic: str, group: str, commit: Any, join: Join
 ) -> None:
     commit(group, topic, {0: 4})

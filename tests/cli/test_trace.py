@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.support.audit_growing import Growing, begin
+from tests.support.audit_topics import Growing, begin
 from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit import metrics

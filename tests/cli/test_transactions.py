@@ -14,8 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kio.schema.errors import ErrorCode
 
 from holdfast.testing.apache import run_tool
-from holdfast.testing.decided import await_decided
-from holdfast.testing.engines import wait_until
+from holdfast.testing.engines import await_decided, wait_until
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 from holdfast.testing.wire_client import WireClient
 from holdfast.wire.api_keys import INIT_PRODUCER_ID, PRODUCE

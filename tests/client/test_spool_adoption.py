@@ -16,7 +16,7 @@ from holdfast.client.spool import sender as sender_module
 from holdfast.client.spool.home import SpoolHome
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.transactional import PROGRESS_TOPIC
-from holdfast.real import RealFileSystem, RealRandomness
+from holdfast.real import RealRandomness
 from holdfast.testing.engines import wait_until
 
 Open = Callable[..., SpooledSender]
@@ -40,7 +40,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def files() -> FaultyFiles:
-    return FaultyFiles(RealFileSystem())
+    return FaultyFiles()
 
 
 @pytest.fixture

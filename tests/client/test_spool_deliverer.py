@@ -32,7 +32,7 @@ from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolFailed, SpoolFull
 from holdfast.client.spool.writer import GROUP_BYTES_MAX
 from holdfast.errors import HoldfastError
-from holdfast.real import RealFileSystem, RealRandomness
+from holdfast.real import RealRandomness
 from holdfast.testing.engines import wait_until
 
 
@@ -42,7 +42,7 @@ class Spool:
     def __init__(self, home: Path, cluster: FakeCluster, **options: Any) -> None:
         self.home = home
         self.cluster = cluster
-        self.files = FaultyFiles(RealFileSystem())
+        self.files = FaultyFiles()
         self.lines: list[str] = []
         max_bytes = options.pop("max_bytes", 1 << 30)
         self.sender = SpooledSender(

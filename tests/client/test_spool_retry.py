@@ -19,7 +19,7 @@ from holdfast.client.spool.home import SpoolHome
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.transactional import PROGRESS_TOPIC
-from holdfast.real import RealFileSystem, RealRandomness
+from holdfast.real import RealRandomness
 
 SETTINGS = {"bootstrap.servers": "fake"}
 
@@ -36,7 +36,7 @@ def files(monkeypatch: pytest.MonkeyPatch, progress_topic: None) -> Iterator[Fau
     monkeypatch.setattr(deliverer_module, "PROGRESS_SECONDS", 0.02)
     # A group for each message: a crash between any two of them.
     monkeypatch.setattr(writer, "GROUP_BYTES_MAX", 1)
-    files = FaultyFiles(RealFileSystem())
+    files = FaultyFiles()
     yield files
     files.mend()
 

@@ -18,7 +18,7 @@ from holdfast.client.spool import transactional
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.transactional import PROGRESS_TOPIC, decode_told
-from holdfast.real import RealFileSystem, RealRandomness
+from holdfast.real import RealRandomness
 
 Open = Callable[[], SpooledSender]
 
@@ -30,7 +30,7 @@ def cluster() -> FakeCluster:
 
 @pytest.fixture
 def files() -> FaultyFiles:
-    return FaultyFiles(RealFileSystem())
+    return FaultyFiles()
 
 
 @pytest.fixture

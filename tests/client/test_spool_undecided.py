@@ -18,7 +18,7 @@ from holdfast.client.spool.format import MOVED, UNDECIDED, Moved
 from holdfast.client.spool.groups import make_item
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolStore
-from holdfast.real import RealFileSystem, RealRandomness
+from holdfast.real import RealRandomness
 
 Open = Callable[[], SpooledSender]
 
@@ -36,7 +36,7 @@ def cluster() -> FakeCluster:
 
 @pytest.fixture
 def files() -> FaultyFiles:
-    return FaultyFiles(RealFileSystem())
+    return FaultyFiles()
 
 
 @pytest.fixture

@@ -20,21 +20,19 @@ from typing import Any, Final
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.support.spark_cluster import SparkCluster
-
-from holdfast.pipeline.java import find_java
-from holdfast.testing.apache import die_with_parent
-from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.engines import QUIET
-from holdfast.testing.pipeline_chaos import (
-    MARK,
+from tests.support.pipeline_chaos import (
     Orders,
     check_once,
     dead_letter_rows,
     delta_rows,
-    marked,
     parquet_rows,
 )
+from tests.support.spark_cluster import SparkCluster
+
+from holdfast.pipeline.java import find_java
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.engines import QUIET
+from holdfast.testing.processes import MARK, die_with_parent, marked
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900), pytest.mark.long]
 

@@ -20,27 +20,25 @@ from tests.support.chaos import Observer, Source, Swarm, await_end, check_at_lea
 from tests.support.client_chaos import (
     ClientStorm,
     Crashing,
+    Row,
     Shore,
     await_stored,
+    check_copied,
+    check_never_ahead,
+    check_rows,
+    check_spooled,
     clients,
+    deduplicated,
     finished_by,
     read_spooled,
     stored_by,
     unclean,
 )
-from tests.support.client_chaos_checkers import (
-    Row,
-    check_copied,
-    check_never_ahead,
-    check_rows,
-    check_spooled,
-    deduplicated,
-)
 from tests.support.client_chaos_member import TABLE, is_poison
+from tests.support.history import Violation
 
 from holdfast.client.database.store import open_database
 from holdfast.client.producer import Guarantee
-from holdfast.testing.checkers_base import Violation
 from holdfast.testing.kafka_fixtures import unavailable
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 

@@ -15,11 +15,7 @@ from typing import Final
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-
-from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.engines import QUIET
-from holdfast.testing.kafka_fixtures import unavailable
-from holdfast.testing.pipeline_chaos import (
+from tests.support.pipeline_chaos import (
     Orders,
     PipelineProcess,
     PipelineStorm,
@@ -31,6 +27,10 @@ from holdfast.testing.pipeline_chaos import (
     parquet_rows,
     postgres_rows,
 )
+
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.engines import QUIET
+from holdfast.testing.kafka_fixtures import unavailable
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600), pytest.mark.long]

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support import history
+from tests.support.checkers import Checkers
 
-from holdfast.testing import history
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.checkers import Checkers
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
 

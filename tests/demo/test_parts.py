@@ -140,7 +140,7 @@ def test_a_child_is_killed_with_its_children(tmp_path: Path) -> None:
         " start_new_session=True).wait()"
     )
     child.spawn([sys.executable, "-c", program])
-    from holdfast.testing.pipeline_chaos import marked
+    from holdfast.testing.processes import marked
 
     wait_until(lambda: len(marked(child._mark)) == 2, "the grandchild")
     assert child.kill() == 2
@@ -149,7 +149,7 @@ def test_a_child_is_killed_with_its_children(tmp_path: Path) -> None:
 
 def test_a_child_that_ends_well_leaves_no_process_behind(tmp_path: Path) -> None:
     """As a run of a pipeline would, that has an archive of Spark's classes made."""
-    from holdfast.testing.pipeline_chaos import marked
+    from holdfast.testing.processes import marked
 
     child = Child("job", tmp_path / "log")
     beside = "[sys.executable, '-c', 'import time; time.sleep(600)']"

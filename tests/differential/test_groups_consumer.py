@@ -29,7 +29,7 @@ from holdfast.wire.api_keys import (
 
 Compare = Callable[[Script], None]
 LEAVES, LEAVES_FOR_A_WHILE = -1, -2
-SHARDS = int(COORDINATORS["offsets.topic.num.partitions"])
+PARTITIONS = int(COORDINATORS["offsets.topic.num.partitions"])
 
 
 class Member:
@@ -89,8 +89,10 @@ def make_topic(side: Side, group: str, topic: str, partitions: int) -> uuid.UUID
     Another group of the same coordinator is made to find out: one whose name leads to the same partition.
     """
     topic_id = side.create_topic(topic, partitions)
-    shard = partition_for(group, SHARDS)
-    probe = next(name for n in range(1000) if partition_for(name := f"probe-{topic}-{n}", SHARDS) == shard)
+    partition = partition_for(group, PARTITIONS)
+    probe = next(
+        name for n in range(1000) if partition_for(name := f"probe-{topic}-{n}", PARTITIONS) == partition
+    )
 
     def beat(epoch: int) -> Any:
         fields = {

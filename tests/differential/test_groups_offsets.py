@@ -284,5 +284,5 @@ SCRIPTS = (
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
-def test_positions_are_answered_as_apache_kafka_answers(script: Script, compare: Compare) -> None:
+def test_committed_offsets_are_answered_as_apache_kafka_answers(script: Script, compare: Compare) -> None:
     compare(script)

@@ -25,8 +25,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from holdfast.testing.apache import ApacheKafka, free_ports
-from holdfast.testing.kafka_fixtures import COORDINATORS, HEAP_OPTIONS, JVM_OPTIONS, require_apache_kafka
+from holdfast.testing.apache import SHORT_LIVED_JVM, ApacheKafka
+from holdfast.testing.kafka_fixtures import COORDINATORS, HEAP_OPTIONS, require_apache_kafka
+from holdfast.testing.processes import free_ports
 
 pytestmark = [pytest.mark.java, pytest.mark.xdist_group("test_live_permissions")]
 
@@ -70,7 +71,9 @@ def guarded() -> Iterator[tuple[str, str]]:
         "super.users": "User:ANONYMOUS;User:root",
     }
     require_apache_kafka()
-    kafka = ApacheKafka({**COORDINATORS, **properties}, heap_options=HEAP_OPTIONS, jvm_options=JVM_OPTIONS)
+    kafka = ApacheKafka(
+        {**COORDINATORS, **properties}, heap_options=HEAP_OPTIONS, jvm_options=SHORT_LIVED_JVM
+    )
     kafka.port, kafka.controller_port = port, controller_port
     with kafka:
         set_up(kafka.bootstrap_servers)

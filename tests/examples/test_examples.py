@@ -22,10 +22,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.testing.apache import ApacheKafka, die_with_parent
+from holdfast.testing.apache import ApacheKafka
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import unavailable
 from holdfast.testing.postgres import NoPostgres, PostgresServer
+from holdfast.testing.processes import die_with_parent
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PARTITIONS = 3

@@ -133,7 +133,7 @@ def dumped_by_both(directory: Path, partition: str, decoder: str) -> list[str]:
     return lines
 
 
-def test_groups_and_positions_are_decoded(data_directory: Path) -> None:
+def test_groups_and_committed_offsets_are_decoded(data_directory: Path) -> None:
     lines = dumped_by_both(data_directory, "__consumer_offsets-0", "--offsets-decoder")
     kinds = set(re.findall(r'key: \{"type":"(\d+)"', "\n".join(lines)))
     assert kinds == {"1", "2", "3", "5", "6", "7", "8", "16"}

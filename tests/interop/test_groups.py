@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from tests.support.group_work import MESSAGES, Kind, Work
+from tests.support.group_clients import MESSAGES, Kind, Work
 
 from holdfast.testing.engines import Engine, NotComeAbout, Scenario
 

@@ -14,7 +14,7 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from tests.support.group_work import Kind, Work
+from tests.support.group_clients import Kind, Work
 
 from holdfast.testing.engines import Engine, Scenario
 
@@ -128,7 +128,7 @@ def without_members(engine: Engine) -> Any:
     return seen
 
 
-def test_a_group_of_positions_alone_is_altered_and_deleted(on_both: OnBoth) -> None:
+def test_a_group_of_committed_offsets_alone_is_altered_and_deleted(on_both: OnBoth) -> None:
     seen = on_both(without_members)
     assert seen["positions"] == {f"only-positions-{index}": index for index in range(3)}
     assert seen["positions after"] == {}
@@ -148,5 +148,5 @@ def deleted_topic(engine: Engine) -> Any:
     return {"before": before, "made anew": engine.committed(group)}
 
 
-def test_positions_of_a_deleted_topic_are_gone(on_both: OnBoth) -> None:
+def test_committed_offsets_of_a_deleted_topic_are_gone(on_both: OnBoth) -> None:
     assert on_both(deleted_topic)["made anew"] == {"positions-stays-0": 5}

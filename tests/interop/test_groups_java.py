@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.group_work import MESSAGES, Kind, Work
+from tests.support.group_clients import MESSAGES, Kind, Work
 
 from holdfast.testing.apache import (
     CONSOLE_CONSUMER,
@@ -186,7 +186,7 @@ def resets(engine: Engine) -> Any:
     return seen
 
 
-def test_the_tool_for_groups_resets_and_deletes_positions(on_both: OnBoth) -> None:
+def test_the_tool_for_groups_resets_and_deletes_committed_offsets(on_both: OnBoth) -> None:
     seen = on_both(resets)
     assert seen["committed"] == {"resets-0": 0, "resets-1": 0, "resets-2": 12}
     assert seen["after it"] == {"resets-0": 0, "resets-2": 12}
@@ -202,6 +202,6 @@ def from_a_file(engine: Engine, directory: Path) -> Any:
     return {"said": said, "committed": engine.committed("from-file")}
 
 
-def test_the_tool_for_groups_takes_positions_from_a_file(on_both: OnBoth, tmp_path: Path) -> None:
+def test_the_tool_for_groups_takes_committed_offsets_from_a_file(on_both: OnBoth, tmp_path: Path) -> None:
     seen = on_both(lambda engine: from_a_file(engine, tmp_path))
     assert seen["committed"] == {"reset-from-file-0": 3, "reset-from-file-1": 20}

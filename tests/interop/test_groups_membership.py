@@ -7,8 +7,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from tests.support.group_clients import ConfluentMember, pump
-from tests.support.group_work import Kind, Work, happened
+from tests.support.group_clients import ConfluentMember, Kind, Work, happened, pump
 
 from holdfast.testing.engines import Engine, Scenario
 

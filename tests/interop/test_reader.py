@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.support.reader_topics import (
+from tests.support.reader_cases import (
     consumed,
     fill,
     fill_transactions,

@@ -13,11 +13,12 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 from tests.support.certificates import local_certificate
-from tests.support.reader_topics import Rows, consumed, fill, read_rows, whole
+from tests.support.reader_cases import Rows, consumed, fill, read_rows, whole
 
 from holdfast.reader import Cluster, NotAuthorised, Unreachable
-from holdfast.testing.apache import ApacheKafka, free_ports
-from holdfast.testing.kafka_fixtures import HEAP_OPTIONS, JVM_OPTIONS, PROPERTIES, require_apache_kafka
+from holdfast.testing.apache import SHORT_LIVED_JVM, ApacheKafka
+from holdfast.testing.kafka_fixtures import HEAP_OPTIONS, PROPERTIES, require_apache_kafka
+from holdfast.testing.processes import free_ports
 
 pytestmark = [pytest.mark.check, pytest.mark.java, pytest.mark.xdist_group("test_reader_secured")]
 
@@ -47,7 +48,7 @@ def secured() -> Iterator[tuple[str, Rows]]:
         "ssl.keystore.certificate.chain": CERTIFICATE.read_text().replace("\n", "\\n"),
         "ssl.keystore.key": KEY.read_text().replace("\n", "\\n"),
     }
-    kafka = ApacheKafka(properties, heap_options=HEAP_OPTIONS, jvm_options=JVM_OPTIONS)
+    kafka = ApacheKafka(properties, heap_options=HEAP_OPTIONS, jvm_options=SHORT_LIVED_JVM)
     kafka.port, kafka.controller_port = plain_port, controller_port
     with kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})

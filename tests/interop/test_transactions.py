@@ -277,6 +277,6 @@ def several_groups(engine: Engine) -> Any:
     return {**seen, "read": engine.read(topics[1])}
 
 
-def test_positions_of_several_groups_commit_together(on_both: OnBoth) -> None:
+def test_committed_offsets_of_several_groups_commit_together(on_both: OnBoth) -> None:
     seen = on_both(several_groups)
     assert seen == {"abort": [{}, {}, {}], "read": {0: ["commit"]}}

@@ -20,7 +20,7 @@ from holdfast.pipeline.engine.progress import Summary
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.ledger import Routes
 from holdfast.reader import read
-from holdfast.testing.decided import await_decided
+from holdfast.testing.engines import await_decided
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
-from tests.support.reader_topics import flush, make_producer, whole
+from tests.support.reader_cases import flush, make_producer, whole
 
 from holdfast.reader import Cluster, RangeReport, TopicPartition, fetch_messages
 from holdfast.reader.fetch_messages import FetchAnswer, walk_fetch

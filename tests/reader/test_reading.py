@@ -11,14 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.reader_cases import rows_of
-from tests.support.reader_topics import (
+from tests.support.reader_cases import (
     consumed,
     fill,
     fill_transactions,
     flush,
     make_producer,
     read_rows,
+    rows_of,
     whole,
 )
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import pytest
 from tests.support.certificates import local_certificate
 from tests.support.fake_cluster import FakeCluster
-from tests.support.reader_cases import rows_of
-from tests.support.reader_topics import whole
+from tests.support.reader_cases import rows_of, whole
 
 from holdfast import reader
 from holdfast.admin import sasl

@@ -21,8 +21,7 @@ from tests.support.fake_cluster import (
     FakeCluster,
     FakePartition,
 )
-from tests.support.reader_cases import rows_of
-from tests.support.reader_topics import flush, make_producer, whole
+from tests.support.reader_cases import flush, make_producer, rows_of, whole
 
 from holdfast import reader
 from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition

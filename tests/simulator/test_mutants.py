@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from tests.support.simulator import SeedFailed, run_seed
 from tests.support.simulator.__main__ import run
-from tests.support.simulator.planted import MUTANTS
+from tests.support.simulator.mutants import MUTANTS
 
 SEEDS_MAX = 200
 LOSS = {"acknowledged-lost", "watermark-moved-back", "offset-reused", "stored-twice", "sequence-lost", "gap"}
 METADATA_LOSS = {"topic-lost", "partitions-lost", "config-lost", "leader-epoch", "producer-id-reused"}
-TORN = {"torn-transaction", "aborted-shown", "undecided-shown", "committed-hidden", "position-lost"}
+TORN = {"torn-transaction", "aborted-shown", "undecided-shown", "committed-hidden", "offset-lost"}
 RULES = {
     "no-flush": LOSS | METADATA_LOSS,
     "ack-before-flush": LOSS | METADATA_LOSS,
@@ -23,9 +23,9 @@ RULES = {
     "file-length-believed": LOSS,
     "log-line-raises": LOSS | {"broke-down", "defect", "stuck"},
     "unflushed-lost-at-kill": LOSS,
-    "group-answers-early": {"position-lost", "member-lost", "epoch-moved-back"},
-    "positions-not-reloaded": {"position-lost"},
-    "pending-positions-shown": {"aborted-shown", "undecided-shown"},
+    "group-answers-early": {"offset-lost", "member-lost", "epoch-moved-back"},
+    "offsets-not-reloaded": {"offset-lost"},
+    "pending-offsets-shown": {"aborted-shown", "undecided-shown"},
     "members-not-reloaded": {"member-lost"},
     "old-generation-accepted": {"fenced-commit"},
     "everybody-owns-everything": {"double-owner"},
@@ -37,12 +37,12 @@ RULES = {
     "fenced-end-accepted": TORN | {"fenced-ended"},
     "decision-not-resumed": TORN | {"stuck"},
     "strangers-end-transactions": TORN,
-    "internal-topics-grow": {"position-lost", "member-lost"},
+    "internal-topics-grow": {"offset-lost", "member-lost"},
     "aborted-not-told": {"aborted-shown", "undecided-shown"},
-    "compaction-drops-the-last": {"compacted-lost", "position-lost"},
-    "aborted-replaces-committed": {"compacted-lost", "position-lost"},
+    "compaction-drops-the-last": {"compacted-lost", "offset-lost"},
+    "aborted-replaces-committed": {"compacted-lost", "offset-lost"},
     "time-looked-up-late": {"time-lookup"},
-    "wall-clock-believed": LOSS | {"start-moved-back", "position-lost"},
+    "wall-clock-believed": LOSS | {"start-moved-back", "offset-lost"},
 }
 """What each must be caught by; `stuck` where the broker leaves a transaction hanging for ever."""
 
@@ -58,7 +58,7 @@ TRIED_FIRST = {
     "marker-before-decision": 4,
     "members-not-reloaded": 7,
     "old-generation-accepted": 71,
-    "pending-positions-shown": 25,
+    "pending-offsets-shown": 25,
     "stable-too-early": 4,
     "strangers-end-transactions": 4,
     "time-looked-up-late": 3,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.support.simulator import Report, SeedFailed, run_seed
-from tests.support.simulator.report import EFFECTS
-from tests.support.simulator.world import OPERATIONS_MIN, World
+from tests.support.simulator.world import EFFECTS, OPERATIONS_MIN, World
 from tests.support.tiers import by_tier
 
 CHUNKS = by_tier(quick=1, check=1, long=16)
@@ -66,10 +65,10 @@ EVERY_OPERATION = (
     ("end txn: commit", "unknown"),
     ("end txn: abort", "none"),
     ("read committed", "hidden"),
-    ("commit positions", "none"),
-    ("commit positions", "unknown_member_id"),
-    ("fetch positions", "none"),
-    ("fetch positions", "unstable"),
+    ("commit offsets", "none"),
+    ("commit offsets", "unknown_member_id"),
+    ("fetch offsets", "none"),
+    ("fetch offsets", "unstable"),
     ("join group", "none"),
     ("sync group", "none"),
     ("heartbeat", "rebalance_in_progress"),

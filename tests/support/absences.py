@@ -14,7 +14,7 @@ from holdfast.atomic import parent_of
 from holdfast.broker.log.checkpoints import PARTITION_METADATA_FILE
 from holdfast.broker.node.directories import SESSION_FILE
 from holdfast.testing.disk import Fault, Operation, SimulatedDisk
-from holdfast.testing.disk_pages import Directory, Inode
+from holdfast.testing.disk_files import Directory, Inode
 
 REBUILT: Final = (
     ".index",

@@ -17,9 +17,9 @@ from kio.schema.errors import ErrorCode
 from holdfast.config.catalog import TOPIC
 from holdfast.config.definitions import INT_MAX, LONG_MAX, Type
 from holdfast.testing.bare_node import BareNode
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.committed_reader import Shown, whole_batches
 from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.fakes import ManualClock
 from holdfast.wire.batch import (
     DELETE_HORIZON,
     HEADER_SIZE,

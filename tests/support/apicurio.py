@@ -14,12 +14,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -28,12 +27,11 @@ from holdfast.errors import HoldfastError
 from holdfast.testing.apache import (
     ApacheKafkaUnavailable,
     cache_directory,
-    die_with_parent,
     exclusive_lock,
-    free_ports,
     java_executable,
-    maven_executable,
+    run_maven,
 )
+from holdfast.testing.processes import die_with_parent, end, free_ports, wait_until_ready
 
 VERSION: Final = "3.0.9"
 """The last that Java 17 runs."""
@@ -42,11 +40,9 @@ SHA256: Final = "2b28181501a20cbf6efcd77f9b7153908fc01f3d3a7c32024c0bd9e1b04c8a4
 MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:2.8:get"
 """Later ones want the parent of the artifact's description too, which was never published."""
 JVM_OPTIONS: Final = ("-Xmx384M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-DOWNLOAD_SECONDS_MAX: Final = 900.0
 START_SECONDS_MAX: Final = 120.0
 START_ATTEMPTS: Final = 3
 STOP_SECONDS_MAX: Final = 30.0
-READY_POLL_SECONDS: Final = 0.1
 LOG_QUOTE_CHARACTERS: Final = 4000
 
 
@@ -74,18 +70,10 @@ def application() -> Path:
 
 
 def _download(aside: Path) -> None:
-    maven = maven_executable("Apicurio Registry", NoApicurio)
-    command = [maven, "-B", "-q", MAVEN_GOAL, f"-Dartifact={ARTIFACT}", "-Dtransitive=false"]
+    arguments = [MAVEN_GOAL, f"-Dartifact={ARTIFACT}", "-Dtransitive=false"]
     # In a repository of its own, where the one file is easily found.
-    command.append(f"-Dmaven.repo.local={aside / 'repository'}")
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS_MAX, check=False, cwd=aside
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NoApicurio(f"Maven did not finish within {DOWNLOAD_SECONDS_MAX:.0f} s") from error
-    if done.returncode != 0:
-        raise NoApicurio(f"Maven could not get {ARTIFACT}:\n{done.stdout[-LOG_QUOTE_CHARACTERS:]}")
+    arguments.append(f"-Dmaven.repo.local={aside / 'repository'}")
+    run_maven(f"Apicurio Registry ({ARTIFACT})", NoApicurio, arguments, aside)
     (archive,) = aside.glob("repository/**/*.tar.gz")
     with archive.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != SHA256:
@@ -144,11 +132,12 @@ class ApicurioRegistry:
                 stderr=log,
                 preexec_fn=die_with_parent(),
             )
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise ApicurioDied(f"Apicurio Registry is not ready:\n{self.log()[-LOG_QUOTE_CHARACTERS:]}")
-            time.sleep(READY_POLL_SECONDS)
+        wait_until_ready(
+            self._process,
+            self._is_ready,
+            lambda why: ApicurioDied(f"Apicurio Registry {why}:\n{self.log()[-LOG_QUOTE_CHARACTERS:]}"),
+            START_SECONDS_MAX,
+        )
 
     def _is_ready(self) -> bool:
         try:
@@ -160,12 +149,7 @@ class ApicurioRegistry:
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS_MAX)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, signal.SIGTERM, STOP_SECONDS_MAX)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -175,7 +159,5 @@ class ApicurioRegistry:
             self.close()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from types import TracebackType
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -80,9 +79,7 @@ class WorldWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
         if self._connection is not None:
             self._connection.close()

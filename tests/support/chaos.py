@@ -27,10 +27,11 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Producer
 from tests.support.chaos_member import HUNG, IMPATIENT
+from tests.support.forked import open_process
+from tests.support.history import Violation
 
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.checkers_base import Violation
-from holdfast.testing.forked import die_with_parent, open_process
+from holdfast.testing.processes import die_with_parent
 from holdfast.testing.wire_client import WireClient
 from holdfast.wire.api_keys import OFFSET_FETCH
 
@@ -94,7 +95,7 @@ class Swarm:
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(),
             )
         return name
 

@@ -1,7 +1,14 @@
 """Storms over our own clients: processes killed, stopped and added, while the broker is killed, frozen and cut off.
 
 `ClientStorm` decides by its seed, and ends when it has killed so many clients. `Shore` is what it rages over: a broker
-behind a link, and the swarm of clients. What must hold afterwards is in `client_chaos_checkers`.
+behind a link, and the swarm of clients.
+
+What must hold of our clients afterwards, as functions of what was seen. Each raises `Violation` with the rule.
+
+- `check_spooled`: what producers were told is stored arrived, in order, and once, by `hf-id` or by itself.
+- `check_never_ahead`: no position of a group was ever seen beyond work that is not finished.
+- `check_copied`: a topic that was written in transactions holds every message of another once, in order.
+- `check_rows`: so does a table, whatever the order.
 """
 
 from __future__ import annotations
@@ -9,20 +16,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tests.support.chaos import BROKER_SETTINGS, SPARE, STOPPED_SECONDS_MAX, Storm, Swarm
-from tests.support.client_chaos_checkers import Arrived, Finished
+from tests.support.history import Violation
 
 from holdfast.client.spool.marks import parse_mark
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.engines import Engine
+from holdfast.testing.engines import Engine, read_log
 from holdfast.testing.flaky_link import Link
-from holdfast.testing.postgres import free_port
+from holdfast.testing.processes import free_ports
 
 MODULE: Final = "tests.support.client_chaos_member"
 ACTIONS: Final = ("kill", "kill", "kill", "stop", "add", "broker", "freeze", "cut", "silence")
@@ -45,7 +51,7 @@ class Shore:
     def __init__(self, directory: Path) -> None:
         self.link = Link()
         settings = {**BROKER_SETTINGS, "advertised.listeners": f"PLAINTEXT://{self.link.address}"}
-        listen = f"127.0.0.1:{free_port()}"
+        listen = f"127.0.0.1:{free_ports(1)[0]}"
         self.broker = BrokerProcess(str(directory / "data"), settings=settings, listen=listen)
         self.broker.start()
         self.link.lead_to(self.broker.bootstrap_servers)
@@ -178,32 +184,141 @@ def finished_by(swarm: Swarm) -> list[Finished]:
 def read_spooled(bootstrap_servers: str, topic: str, partitions: int) -> dict[int, Sequence[Arrived]]:
     """All that a reader sees who reads committed, with the ids of spools."""
     found: dict[int, list[Arrived]] = {index: [] for index in range(partitions)}
-    ended: set[int] = set()
-    deadline = time.monotonic() + READ_SECONDS_MAX
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "reads-without-a-group",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-        }
-    )
-    with closing(consumer):
-        consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
-        while len(ended) < partitions:
-            assert time.monotonic() < deadline, f"the end of {topic} is not reached: {sorted(ended)}"
-            message: Any = consumer.poll(1.0)
-            if message is None:
-                continue
-            if message.error() is not None:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                ended.add(message.partition())
-                continue
-            mark = parse_mark(dict(message.headers())["hf-id"])
-            assert mark is not None
-            assert not mark.is_undecided, "the topic is known from the beginning"
-            found[message.partition()].append(
-                Arrived(mark.spool, mark.partition, mark.sequence, message.value().decode())
-            )
+    for message in read_log(bootstrap_servers, topic, seconds=READ_SECONDS_MAX):
+        mark = parse_mark(dict(message.headers())["hf-id"])
+        assert mark is not None
+        assert not mark.is_undecided, "the topic is known from the beginning"
+        found[message.partition()].append(
+            Arrived(mark.spool, mark.partition, mark.sequence, message.value().decode())
+        )
     return dict(found)
+
+
+class Arrived(NamedTuple):
+    """A message of a spool in its topic: `hf-id` and value, which is `producer:number`."""
+
+    spool: str
+    partition: int
+    sequence: int
+    value: str
+
+
+class Row(NamedTuple):
+    partition: int
+    offset: int
+    value: str
+
+
+class Finished(NamedTuple):
+    """The work on a message was over at a moment, as noted at a place."""
+
+    at: int
+    partition: int
+    offset: int
+
+
+def deduplicated(partition: int, messages: Sequence[Arrived]) -> list[str]:
+    """What a reader keeps that remembers one number per spool. Sequences have no gaps: one that is missing is lost."""
+    following: Counter[str] = Counter()
+    kept: list[str] = []
+    for place, message in enumerate(messages):
+        if message.partition != partition:
+            raise Violation("partition", f"{message} is in partition {partition}")
+        expected = following[message.spool]
+        if message.sequence > expected:
+            raise Violation(
+                "order", f"message {place} of partition {partition} is {message}, before {expected}"
+            )
+        if message.sequence == expected:
+            following[message.spool] += 1
+            kept.append(message.value)
+    return kept
+
+
+def check_spooled(
+    stored: Mapping[str, int], arrived: Mapping[int, Sequence[Arrived]], *, exactly_once: bool
+) -> None:
+    """`stored` is how many messages each producer was told are stored; it numbered them from 0."""
+    everything: set[str] = set()
+    for partition, messages in arrived.items():
+        values = deduplicated(partition, messages)
+        if exactly_once and len(values) < len(messages):
+            twice = len(messages) - len(values)
+            raise Violation("twice", f"partition {partition} holds {twice} messages of a spool again")
+        last: dict[str, int] = {}
+        for value in values:
+            name, _, number = value.partition(":")
+            if int(number) <= last.get(name, -1):
+                raise Violation("order", f"partition {partition}: {value} comes behind {name}:{last[name]}")
+            last[name] = int(number)
+        if again := everything & set(values):
+            raise Violation("twice", f"{min(again)} and {len(again) - 1} more are in two partitions")
+        everything |= set(values)
+    for name, count in stored.items():
+        missing = [number for number in range(count) if f"{name}:{number}" not in everything]
+        if missing:
+            raise Violation(
+                "lost", f"{name}:{missing[0]} and {len(missing) - 1} more were stored and never arrived"
+            )
+
+
+def check_never_ahead(
+    finished: Iterable[Finished], seen: Iterable[tuple[int, Mapping[int, int]]], starts: int = 0
+) -> None:
+    """`seen` are the positions of a group as of the moments their answers came."""
+    work = sorted(finished)
+    done: dict[int, set[int]] = {}
+    below: dict[int, int] = {}
+    """Everything of a partition below this is finished."""
+    taken = 0
+    for answered_at, positions in seen:
+        while taken < len(work) and work[taken].at <= answered_at:
+            _, partition, offset = work[taken]
+            done.setdefault(partition, set()).add(offset)
+            taken += 1
+        for partition, position in positions.items():
+            finished_below = below.get(partition, starts)
+            mine = done.setdefault(partition, set())
+            while finished_below in mine:
+                finished_below += 1
+            below[partition] = finished_below
+            if position > finished_below:
+                raise Violation(
+                    "ahead",
+                    f"answered at {answered_at}: partition {partition} is committed up to {position}, and "
+                    f"{finished_below} is not finished",
+                )
+
+
+def check_copied(source: Mapping[int, Sequence[str]], target: Mapping[int, Sequence[str]]) -> None:
+    for partition, values in source.items():
+        copies = target.get(partition, ())
+        _once("copied", f"partition {partition}", Counter(values), Counter(copies))
+        if list(copies) != list(values):
+            at = next(
+                place for place, pair in enumerate(zip(values, copies, strict=True)) if pair[0] != pair[1]
+            )
+            raise Violation(
+                "order", f"partition {partition}: {copies[at]!r} stands where {values[at]!r} belongs"
+            )
+
+
+def check_rows(written: Mapping[int, Mapping[int, str]], rows: Iterable[Row]) -> None:
+    """`written` is what was acknowledged, by partition and offset."""
+    wanted = Counter(
+        Row(partition, offset, value) for partition, some in written.items() for offset, value in some.items()
+    )
+    _once("stored", "the table", wanted, Counter(rows))
+
+
+def _once(
+    done: str, where: str, wanted: Counter[Row] | Counter[str], found: Counter[Row] | Counter[str]
+) -> None:
+    for each, count in found.items():
+        if each not in wanted:
+            raise Violation("invented", f"{where}: {each!r} was never written")
+        if count > wanted[each]:  # type: ignore[index]
+            raise Violation("twice", f"{where}: {each!r} was {done} {count} times")
+    missing = [each for each in wanted if each not in found]
+    if missing:
+        raise Violation("lost", f"{where}: {missing[0]!r} and {len(missing) - 1} more were not {done}")

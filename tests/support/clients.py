@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.testing.apache import CONSOLE_CONSUMER, CONSOLE_PRODUCER, run_tool
@@ -39,6 +40,10 @@ class Message(NamedTuple):
     """None lets the client choose."""
 
 
+Messages = Sequence[Message]
+Settings = Mapping[str, Any]
+
+
 class Delivered(NamedTuple):
     """A message as a consumer saw it."""
 
@@ -54,7 +59,7 @@ class NotDelivered(HoldfastError):
     """A client did not deliver what it was given, or found less than it was asked for."""
 
 
-class Client(Protocol):
+class Client(ABC):
     name: str
     can: frozenset[str]
 
@@ -62,48 +67,52 @@ class Client(Protocol):
         self,
         bootstrap_servers: str,
         topic: str,
-        messages: Sequence[Message],
+        messages: Messages,
         *,
         codec: str = "none",
-        settings: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         """Send to partition 0 and return when all are acknowledged."""
+        self._produce(bootstrap_servers, topic, messages, codec, settings or {})
 
     def consume(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        count: int,
-        *,
-        settings: Mapping[str, Any] | None = None,
+        self, bootstrap_servers: str, topic: str, count: int, *, settings: Settings | None = None
     ) -> list[Delivered]:
         """The first `count` messages of partition 0."""
+        found = self._consume(bootstrap_servers, topic, count, settings or {})
+        if len(found) < count:
+            raise NotDelivered(
+                f"{self.name} found {len(found)} of {count} messages within {WAIT_SECONDS:.0f} s"
+            )
+        return found
+
+    @abstractmethod
+    def _produce(
+        self, bootstrap: str, topic: str, messages: Messages, codec: str, settings: Settings
+    ) -> None: ...
+
+    @abstractmethod
+    def _consume(self, bootstrap: str, topic: str, count: int, settings: Settings) -> list[Delivered]: ...
 
 
-class ConfluentKafka:
+class ConfluentKafka(Client):
     """confluent-kafka, and with it librdkafka; settings by librdkafka's names."""
 
     name = "confluent-kafka"
     can = frozenset((TIMESTAMPS, NULL_HEADERS, EMPTY_HEADER_NAMES))
 
-    def produce(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        messages: Sequence[Message],
-        *,
-        codec: str = "none",
-        settings: Mapping[str, Any] | None = None,
+    def _produce(
+        self, bootstrap: str, topic: str, messages: Messages, codec: str, settings: Settings
     ) -> None:
         from confluent_kafka import KafkaException, Producer
 
         producer = Producer(
             {
-                "bootstrap.servers": bootstrap_servers,
+                "bootstrap.servers": bootstrap,
                 "enable.idempotence": True,
                 "compression.type": codec,
                 "linger.ms": 20,
-                **(settings or {}),
+                **settings,
             }
         )
         failures: list[Any] = []
@@ -128,22 +137,15 @@ class ConfluentKafka:
         if left:
             raise NotDelivered(f"{left} messages were not acknowledged within {WAIT_SECONDS:.0f} s")
 
-    def consume(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        count: int,
-        *,
-        settings: Mapping[str, Any] | None = None,
-    ) -> list[Delivered]:
+    def _consume(self, bootstrap: str, topic: str, count: int, settings: Settings) -> list[Delivered]:
         from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaException, TopicPartition
 
         consumer = Consumer(
             {
-                "bootstrap.servers": bootstrap_servers,
+                "bootstrap.servers": bootstrap,
                 "group.id": "not-used",
                 "enable.auto.commit": False,
-                **(settings or {}),
+                **settings,
             }
         )
         found: list[Delivered] = []
@@ -168,33 +170,27 @@ class ConfluentKafka:
                     )
         finally:
             consumer.close()
-        return _all_of(found, count, self.name)
+        return found
 
 
-class KafkaPython:
+class KafkaPython(Client):
     """kafka-python; settings by the names of its arguments."""
 
     name = "kafka-python"
     can = frozenset((TIMESTAMPS,))
 
-    def produce(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        messages: Sequence[Message],
-        *,
-        codec: str = "none",
-        settings: Mapping[str, Any] | None = None,
+    def _produce(
+        self, bootstrap: str, topic: str, messages: Messages, codec: str, settings: Settings
     ) -> None:
         from kafka import KafkaProducer
 
         producer = KafkaProducer(
-            bootstrap_servers=bootstrap_servers,
+            bootstrap_servers=bootstrap,
             acks="all",
             enable_idempotence=True,
             compression_type=None if codec == "none" else codec,
             linger_ms=20,
-            **(settings or {}),
+            **settings,
         )
         try:
             futures = [
@@ -213,17 +209,10 @@ class KafkaPython:
         finally:
             producer.close(WAIT_SECONDS)
 
-    def consume(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        count: int,
-        *,
-        settings: Mapping[str, Any] | None = None,
-    ) -> list[Delivered]:
+    def _consume(self, bootstrap: str, topic: str, count: int, settings: Settings) -> list[Delivered]:
         from kafka import KafkaConsumer, TopicPartition
 
-        consumer = KafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=None, **(settings or {}))
+        consumer = KafkaConsumer(bootstrap_servers=bootstrap, group_id=None, **settings)
         found: list[Delivered] = []
         deadline = time.monotonic() + WAIT_SECONDS
         try:
@@ -235,34 +224,28 @@ class KafkaPython:
                 found += [_from_attributes(message) for message in batch]
         finally:
             consumer.close()
-        return _all_of(found, count, self.name)
+        return found
 
 
-class AioKafka:
+class AioKafka(Client):
     """aiokafka; settings by the names of its arguments."""
 
     name = "aiokafka"
     can = frozenset((TIMESTAMPS, NULL_HEADERS, EMPTY_HEADER_NAMES))
 
-    def produce(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        messages: Sequence[Message],
-        *,
-        codec: str = "none",
-        settings: Mapping[str, Any] | None = None,
+    def _produce(
+        self, bootstrap: str, topic: str, messages: Messages, codec: str, settings: Settings
     ) -> None:
         from aiokafka import AIOKafkaProducer
 
         async def run() -> None:
             producer = AIOKafkaProducer(
-                bootstrap_servers=bootstrap_servers,
+                bootstrap_servers=bootstrap,
                 acks="all",
                 enable_idempotence=True,
                 compression_type=None if codec == "none" else codec,
                 linger_ms=20,
-                **(settings or {}),
+                **settings,
             )
             await producer.start()
             try:
@@ -284,22 +267,15 @@ class AioKafka:
 
         asyncio.run(run())
 
-    def consume(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        count: int,
-        *,
-        settings: Mapping[str, Any] | None = None,
-    ) -> list[Delivered]:
+    def _consume(self, bootstrap: str, topic: str, count: int, settings: Settings) -> list[Delivered]:
         from aiokafka import AIOKafkaConsumer, TopicPartition
 
         async def run() -> list[Delivered]:
             consumer = AIOKafkaConsumer(
-                bootstrap_servers=bootstrap_servers,
+                bootstrap_servers=bootstrap,
                 group_id=None,
                 enable_auto_commit=False,
-                **(settings or {}),
+                **settings,
             )
             await consumer.start()
             found: list[Delivered] = []
@@ -315,25 +291,19 @@ class AioKafka:
                 await consumer.stop()
             return found
 
-        return _all_of(asyncio.run(run()), count, self.name)
+        return asyncio.run(run())
 
 
-class JavaConsole:
+class JavaConsole(Client):
     """Kafka's console producer and consumer, and with them its Java client; settings by their dotted names."""
 
     name = "java"
     can: frozenset[str] = frozenset()
 
-    def produce(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        messages: Sequence[Message],
-        *,
-        codec: str = "none",
-        settings: Mapping[str, Any] | None = None,
+    def _produce(
+        self, bootstrap: str, topic: str, messages: Messages, codec: str, settings: Settings
     ) -> None:
-        arguments = ["--bootstrap-server", bootstrap_servers, "--topic", topic, "--compression-codec", codec]
+        arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--compression-codec", codec]
         for name, value in {
             "parse.key": "true",
             "parse.headers": "true",
@@ -342,7 +312,7 @@ class JavaConsole:
             "null.marker": NULL,
         }.items():
             arguments += ["--reader-property", f"{name}={value}"]
-        for name, value in (settings or {}).items():
+        for name, value in settings.items():
             arguments += ["--command-property", f"{name}={value}"]
         lines = "".join(_line(message) + "\n" for message in messages)
         done = run_tool(CONSOLE_PRODUCER, *arguments, input=lines)
@@ -351,15 +321,8 @@ class JavaConsole:
         if "ERROR" in said or "Exception" in said:
             raise NotDelivered(f"the console producer said:\n{said}")
 
-    def consume(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        count: int,
-        *,
-        settings: Mapping[str, Any] | None = None,
-    ) -> list[Delivered]:
-        arguments = ["--bootstrap-server", bootstrap_servers, "--topic", topic, "--partition", "0"]
+    def _consume(self, bootstrap: str, topic: str, count: int, settings: Settings) -> list[Delivered]:
+        arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--partition", "0"]
         arguments += ["--offset", "earliest", "--max-messages", str(count)]
         arguments += ["--timeout-ms", str(int(WAIT_SECONDS * 1000))]
         for name, value in {
@@ -374,11 +337,11 @@ class JavaConsole:
             "null.literal": NULL,
         }.items():
             arguments += ["--formatter-property", f"{name}={value}"]
-        for name, value in (settings or {}).items():
+        for name, value in settings.items():
             arguments += ["--command-property", f"{name}={value}"]
         done = run_tool(CONSOLE_CONSUMER, *arguments)
         lines = done.stdout.decode().split("\x1e")[:-1]
-        return _all_of([_parsed(line) for line in lines], count, self.name)
+        return [_parsed(line) for line in lines]
 
 
 def _from_attributes(message: Any) -> Delivered:
@@ -416,12 +379,6 @@ def _parsed(line: str) -> Delivered:
         int(moment),
         kind == "LogAppendTime",
     )
-
-
-def _all_of(found: list[Delivered], count: int, name: str) -> list[Delivered]:
-    if len(found) < count:
-        raise NotDelivered(f"{name} found {len(found)} of {count} messages within {WAIT_SECONDS:.0f} s")
-    return found
 
 
 CLIENTS: Final[tuple[Client, ...]] = (ConfluentKafka(), KafkaPython(), AioKafka(), JavaConsole())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.support.compacted_log import DELETE_RETENTION_MS, MAP_BYTES, CompactedLog
+from tests.support.partition_logs import DELETE_RETENTION_MS, MAP_BYTES, CompactedLog
 
 from holdfast.broker.log.cleaner import Cleaned
 from holdfast.broker.log.compaction import examine, plan_round

@@ -18,13 +18,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
-from kio.schema.errors import ErrorCode
-from tests.support.group_scenarios import GroupInterpreter, Person, duration_ms
-from tests.support.scenarios import INDENT
+from tests.support.group_scenarios import INDENT, GroupInterpreter, duration_ms
 
 from holdfast.broker.groups.assignors import Assignment
 from holdfast.broker.groups.consumer_member import ConsumerReply, MemberState, NamedPartitions
-from holdfast.broker.groups.model import JoinRequest, MemberProtocol, SyncReply, SyncRequest
+from holdfast.broker.groups.model import SyncRequest
 from holdfast.errors import ApiError
 from holdfast.wire.consumer_protocol import (
     ConsumerAssignment,
@@ -158,16 +156,6 @@ class ConsumerInterpreter(GroupInterpreter):
                 text + ("" if member.target == member.assignment else f", shall have {_named(member.target)}")
             )
 
-    def do_describe(self, words: list[str], options: dict[str, str]) -> None:
-        try:
-            described = self.world.coordinator.describe(options.get("group", "group"))
-        except ApiError as error:
-            self.say(error.code.name.upper())
-            return
-        self.say(f"{described.state} {described.protocol_type or '-'} {described.protocol or '-'}")
-        for member in described.members:
-            self.say(f"{INDENT}{member.member_id}: {embedded(member.assignment)}")
-
     def _record(self, key: Any, value: Any) -> str:
         if isinstance(key, GroupMetadataKey) and isinstance(value, GroupMetadataValue):
             members = "".join(f", {each.member_id} has {embedded(each.assignment)}" for each in value.members)
@@ -209,34 +197,10 @@ class ConsumerInterpreter(GroupInterpreter):
 
     # Classic members
 
-    def do_join(self, words: list[str], options: dict[str, str]) -> None:
-        if "owns" not in options and not self._is_consumer_group(options):
-            super().do_join(words, options)
-            return
-        (name,) = words
-        group = options.get("group", "group")
-        person = self.person(name, group)
-        person.instance_id = options.get("instance", person.instance_id)
-        owned = tuple(
-            OwnedPartitions(topic, tuple(indexes))
-            for topic, indexes in read_places(options.get("owns", "-")).items()
-        )
+    def join_metadata(self, options: Mapping[str, str]) -> bytes:
         topics = tuple(filter(None, options.get("topics", "").split(",")))
-        metadata = ConsumerSubscription(topics=topics, owned_partitions=owned).encode()
-        request = JoinRequest(
-            group,
-            "" if "restarted" in options else person.member_id,
-            person.instance_id,
-            name,
-            "/10.0.0.9",
-            duration_ms(options.get("session", "45s")),
-            duration_ms(options.get("rebalance", "5m")),
-            person.protocol_type,
-            tuple(MemberProtocol(each, metadata) for each in options.get("protocols", "range").split(",")),
-            True,
-            True,
-        )
-        self.world.coordinator.join(request, lambda reply: self._joined(person, reply), self.world.now)
+        owned = _owned(options.get("owns", "-"))
+        return ConsumerSubscription(topics=topics, owned_partitions=owned).encode()
 
     def do_csync(self, words: list[str], options: dict[str, str]) -> None:
         (name,) = words
@@ -245,12 +209,7 @@ class ConsumerInterpreter(GroupInterpreter):
         assignments = tuple(
             (
                 self.id_of(who, group),
-                ConsumerAssignment(
-                    assigned_partitions=tuple(
-                        OwnedPartitions(topic, tuple(indexes))
-                        for topic, indexes in read_places(places).items()
-                    )
-                ).encode(),
+                ConsumerAssignment(assigned_partitions=_owned(places)).encode(),
             )
             for who, places in options.items()
         )
@@ -265,23 +224,17 @@ class ConsumerInterpreter(GroupInterpreter):
         )
         self.world.coordinator.sync(request, lambda reply: self._synced(person, reply), self.world.now)
 
-    def _is_consumer_group(self, options: Mapping[str, str]) -> bool:
-        try:
-            self.world.consumer_group(options.get("group", "group"))
-        except ApiError:
-            return False
-        return True
-
-    def _synced(self, person: Person, reply: SyncReply) -> None:
-        if reply.error is ErrorCode.none:
-            self.say(f"{person.name}: assigned {embedded(reply.assignment)}")
-        else:
-            self.say(f"{person.name}: {reply.error.name.upper()}")
+    def assigned(self, assignment: bytes) -> str:
+        return embedded(assignment)
 
     def _show(self, member_id: str, name: str) -> None:
         """Members of the consumer protocol choose their ids; those are shown as they are."""
         if member_id != name:
             super()._show(member_id, name)
+
+
+def _owned(places: str) -> tuple[OwnedPartitions, ...]:
+    return tuple(OwnedPartitions(topic, tuple(indexes)) for topic, indexes in read_places(places).items())
 
 
 def _named(partitions: tuple[NamedPartitions, ...]) -> str:

@@ -14,11 +14,10 @@ from kio.schema.errors import ErrorCode
 from tests.support.absences import Absence, Environment
 
 from holdfast.errors import CorruptLog, DataDirectoryError, HoldfastError, InvalidRecords
-from holdfast.testing.bare_groups import BareMember
+from holdfast.testing.bare_clients import BareMember, TransactionalProducer, read_topic
 from holdfast.testing.bare_node import BareNode
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.transactional_producer import TransactionalProducer, read_topic
+from holdfast.testing.fakes import ManualClock
 from holdfast.wire.batch import make_batch
 
 LIST_OFFSETS, METADATA, OFFSET_FETCH, DELETE_TOPICS = 2, 3, 9, 20

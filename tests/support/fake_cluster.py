@@ -24,7 +24,6 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, Self
 from uuid import UUID, uuid4
 
@@ -133,9 +132,7 @@ class FakeCluster:
             self.start(broker)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for broker in range(len(self._listeners)):
             self.stop(broker)
         for thread in self._threads:

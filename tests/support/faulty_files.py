@@ -1,6 +1,6 @@
 """A real disk that fails on purpose: for tests whose threads write at the same time.
 
-`SimulatedDisk` can forget and tear, and is for one thread. This one passes everything on to another file system, and
+`SimulatedDisk` can forget and tear, and is for one thread. This one is the real file system, and
 refuses what a test told it to, until the test takes it back.
 """
 
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from os import strerror
 from typing import Literal, TypeAlias
 
-from holdfast.seams import Buffer, File, FileSystem, FlushTarget, Lock, OpenMode
+from holdfast.real import RealFileSystem, RealLock
+from holdfast.seams import Buffer, File, OpenMode
 
 FaultyOperation: TypeAlias = Literal["write", "flush", "read", "rename", "lock"]
 
 
-class FaultyFiles:
-    def __init__(self, real: FileSystem) -> None:
-        self._real = real
+class FaultyFiles(RealFileSystem):
+    def __init__(self) -> None:
         self._faults: dict[FaultyOperation, tuple[int, str]] = {}
 
     def fail(self, operation: FaultyOperation, code: int = errno.EIO, path_contains: str = "") -> None:
@@ -33,52 +33,16 @@ class FaultyFiles:
         if fault is not None and fault[1] in path:
             raise OSError(fault[0], strerror(fault[0]), path)
 
-    def open(self, path: str, mode: OpenMode) -> File:
-        return _FaultyFile(self, self._real.open(path, mode))
-
-    def exists(self, path: str) -> bool:
-        return self._real.exists(path)
-
-    def is_directory(self, path: str) -> bool:
-        return self._real.is_directory(path)
-
-    def size(self, path: str) -> int:
-        return self._real.size(path)
-
-    def modified_ms(self, path: str) -> int:
-        return self._real.modified_ms(path)
-
-    def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        self._real.set_modified_ms(path, modified_ms)
-
-    def list(self, directory: str) -> list[str]:
-        return self._real.list(directory)
-
-    def make_directory(self, path: str) -> None:
-        self._real.make_directory(path)
+    def open(self, path: str, mode: OpenMode) -> File:  # type: ignore[override]  # no descriptor, so nobody goes around it
+        return _FaultyFile(self, super().open(path, mode))
 
     def rename(self, old: str, new: str) -> None:
         self.check("rename", new)
-        self._real.rename(old, new)
+        super().rename(old, new)
 
-    def remove(self, path: str) -> None:
-        self._real.remove(path)
-
-    def remove_tree(self, path: str) -> None:
-        self._real.remove_tree(path)
-
-    def flush_directory(self, path: str) -> None:
-        self._real.flush_directory(path)
-
-    def flush_many(self, targets: Sequence[FlushTarget]) -> None:
-        self._real.flush_many(targets)
-
-    def free_bytes(self, path: str) -> int:
-        return self._real.free_bytes(path)
-
-    def lock(self, path: str) -> Lock:
+    def lock(self, path: str) -> RealLock:
         self.check("lock", path)
-        return self._real.lock(path)
+        return super().lock(path)
 
 
 class _FaultyFile:

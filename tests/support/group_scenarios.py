@@ -1,4 +1,21 @@
-"""The language of scenarios about groups: people with short names join, sync, heartbeat, commit and leave.
+"""Scenario files: commands in, a readable trace out, reviewed like prose.
+
+A scenario is a text file. A line is a command; the indented lines under it are what it led to. Lines that begin with
+`#` and empty lines are for the reader.
+
+    # The second member makes the first join again.
+    join bob
+    beat alice
+      alice: REBALANCE_IN_PROGRESS
+
+`check_scenario` runs the commands through an interpreter and compares the trace with the file, whole. When the
+environment variable `HOLDFAST_SCENARIOS` is `write`, it writes the file anew instead: read the difference before you
+believe it.
+
+An interpreter is anything with `execute(verb, words, options) -> lines`. `options` are the words of the form
+`name=value`; `words` are the others, in order, without the verb.
+
+The language of scenarios about groups: people with short names join, sync, heartbeat, commit and leave.
 
     settings NAME=VALUE…             settings of the broker, from here on
     topic orders 4                   make a topic, or let it grow; `delete-topic orders`
@@ -18,13 +35,15 @@ ids are shown as names: the first of ann's as `ann`, the next as `ann/2`. `as=an
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any, Protocol
 
 from kio.schema.errors import ErrorCode
-from tests.support.group_world import GroupWorld
-from tests.support.scenarios import INDENT
+from tests.support.coordinator_worlds import GroupWorld
 
 from holdfast.broker.groups.model import (
     CommitRequest,
@@ -52,6 +71,56 @@ from holdfast.wire.coordinator_records import (
     OffsetCommitValue,
     decode_group_record,
 )
+
+REWRITE_VARIABLE = "HOLDFAST_SCENARIOS"
+INDENT = "  "
+
+
+class Interpreter(Protocol):
+    def execute(self, verb: str, words: Sequence[str], options: Mapping[str, str]) -> Iterable[str]:
+        """Carry out one command; what came of it, line by line."""
+        ...
+
+
+def scenario_files(directory: Path) -> list[Path]:
+    """Every scenario of a directory, for `pytest.mark.parametrize`."""
+    found = sorted(directory.glob("*.txt"))
+    if not found:
+        raise FileNotFoundError(f"no scenario in {directory}")
+    return found
+
+
+def check_scenario(path: Path, interpreter: Interpreter) -> None:
+    written = path.read_text()
+    traced = "\n".join(run_scenario(written, interpreter)) + "\n"
+    if os.environ.get(REWRITE_VARIABLE) == "write":
+        path.write_text(traced)
+        return
+    if traced != written:
+        difference = unified_diff(
+            written.splitlines(), traced.splitlines(), "as written", "as it is", lineterm="", n=6
+        )
+        raise AssertionError(f"{path.name} went another way:\n" + "\n".join(difference))
+
+
+def run_scenario(text: str, interpreter: Interpreter) -> Iterator[str]:
+    """The scenario as it goes: its comments and commands, each with what it leads to."""
+    for line in text.splitlines():
+        if line.startswith(INDENT) and line.strip():
+            continue
+        yield line.rstrip()
+        command = line.split("#", 1)[0].strip() if not line.startswith("#") else ""
+        if command:
+            verb, words, options = parse_command(command)
+            yield from (INDENT + said for said in interpreter.execute(verb, words, options))
+
+
+def parse_command(command: str) -> tuple[str, list[str], dict[str, str]]:
+    verb, *rest = command.split()
+    words = [word for word in rest if "=" not in word]
+    options = dict(word.split("=", 1) for word in rest if "=" in word)
+    return verb, words, options
+
 
 MEMBER_ID = re.compile(r"((\w+)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -169,8 +238,7 @@ class GroupInterpreter:
         if "restarted" in options:
             person.member_id = ""
         version = int(options.get("version", "9"))
-        topics = tuple(filter(None, options.get("topics", "").split(",")))
-        metadata = ConsumerSubscription(topics=topics).encode() if "metadata" not in options else b""
+        metadata = options["metadata"].encode() if "metadata" in options else self.join_metadata(options)
         request = JoinRequest(
             group,
             self.id_of(options.get("as", name), group),
@@ -181,7 +249,7 @@ class GroupInterpreter:
             duration_ms(options.get("rebalance", "5m")),
             person.protocol_type,
             tuple(
-                MemberProtocol(protocol, metadata or options["metadata"].encode())
+                MemberProtocol(protocol, metadata)
                 for protocol in options.get("protocols", "range").split(",")
                 if protocol
             ),
@@ -189,6 +257,14 @@ class GroupInterpreter:
             version >= 9,
         )
         self.world.coordinator.join(request, lambda reply: self._joined(person, reply), self.world.now)
+
+    def join_metadata(self, options: Mapping[str, str]) -> bytes:
+        topics = tuple(filter(None, options.get("topics", "").split(",")))
+        return ConsumerSubscription(topics=topics).encode()
+
+    def assigned(self, assignment: bytes) -> str:
+        """An assignment as a scenario's leader writes it."""
+        return assignment.decode() or "nothing"
 
     def _joined(self, person: Person, reply: JoinReply) -> None:
         if reply.error not in (ErrorCode.none, ErrorCode.member_id_required):
@@ -221,7 +297,7 @@ class GroupInterpreter:
 
     def _synced(self, person: Person, reply: SyncReply) -> None:
         if reply.error is ErrorCode.none:
-            self.say(f"{person.name}: assigned {reply.assignment.decode() or 'nothing'}")
+            self.say(f"{person.name}: assigned {self.assigned(reply.assignment)}")
         else:
             self.say(f"{person.name}: {reply.error.name.upper()}")
 
@@ -352,7 +428,7 @@ class GroupInterpreter:
         self.say(f"{described.state} {described.protocol_type or '-'} {described.protocol or '-'}")
         for member in described.members:
             instance = f" ({member.group_instance_id})" if member.group_instance_id else ""
-            self.say(f"{INDENT}{member.member_id}{instance}: {member.assignment.decode() or 'nothing'}")
+            self.say(f"{INDENT}{member.member_id}{instance}: {self.assigned(member.assignment)}")
 
     def do_list(self, words: list[str], options: dict[str, str]) -> None:
         states = [state.lower() for state in options.get("states", "").split(",") if state]

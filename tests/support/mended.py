@@ -1,6 +1,6 @@
 """Defects that were mended, each put back for the length of a game, and the game that must notice it.
 
-Those that need many clients and faults at once are mutants of the simulator (`tests.support.simulator.planted`);
+Those that need many clients and faults at once are mutants of the simulator (`tests.support.simulator.mutants`);
 here a single broker and a few records will do, at a tenth of the time.
 """
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from holdfast.broker.metadata import changes
 from holdfast.broker.metadata.image import ResourceType
 from holdfast.broker.node.hosted import HostedPartition
-from holdfast.broker.node.node import Node
-from holdfast.broker.node.services import NodeSeams
-from holdfast.config.broker import BrokerConfig
-from holdfast.testing.bare_node import SETTINGS, check_defects
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.bare_node import BareNode, check_defects
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
+from holdfast.testing.fakes import ManualClock
 from holdfast.wire.batch import Record, build_batch, check_whole
-from holdfast.wire.metadata_records import Config, EndPoint
+from holdfast.wire.metadata_records import Config
 
 
-class QuietBroker:
+class QuietBroker(BareNode):
     """One node whose flushes and background work happen when told."""
 
     def __init__(
@@ -29,42 +24,13 @@ class QuietBroker:
         boot_id: str = "boot",
         clock: ManualClock | None = None,
     ) -> None:
-        self.settings = dict(settings or {})
-        self.config = BrokerConfig.load({**SETTINGS, **self.settings})[0]
-        self.clock = clock or ManualClock()
-        self.disk = disk or SimulatedDisk(clock=self.clock)
-        for path in self.config.log_dirs:
-            self.disk.prepare(path)
-        self.said: list[str] = []
+        clock = clock or ManualClock()
+        disk = disk or SimulatedDisk(clock=clock)
+        for path in (settings or {}).get("log.dirs", "/data").split(","):
+            disk.prepare(path)
         self.has_defect = False
         """A timer may raise: otherwise that ends the test."""
-        self.turn: deque[Callable[[], None]] = deque()
-        self.flusher = ManualFlusher(self.disk)
-        self.worker = InlineWorker(self.disk)
-        self.node = Node(
-            self.config,
-            NodeSeams(
-                fs=self.disk,
-                randomness=SeededRandomness(1),
-                flusher=self.flusher,
-                worker=self.worker,
-                clock=self.clock,
-                call_soon=self.turn.append,
-                boot_id=boot_id,
-                say=self.said.append,
-            ),
-        )
-        self.node.start([EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)], self.clock.now())
-        self.settle()
-
-    def settle(self, *, works: bool = True) -> None:
-        """Let everything under way end: flushes, and background work unless told not to."""
-        while self.turn or self.flusher.jobs or (works and self.worker.jobs):
-            while self.turn:
-                self.turn.popleft()()
-            self.flusher.run_all()
-            if works:
-                self.worker.run_one()
+        super().__init__(settings, disk=disk, clock=clock, boot_id=boot_id)
 
     def pass_time(self, ms: int, *, works: bool = True) -> None:
         """Let time pass, stopping at every deadline on the way."""

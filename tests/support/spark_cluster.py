@@ -20,12 +20,10 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from holdfast.errors import HoldfastError
-from holdfast.testing.apache import die_with_parent
-from holdfast.testing.pipeline_chaos import MARK, marked
+from holdfast.testing.processes import MARK, die_with_parent, kill_marked, marked, wait_until_ready
 
 START_SECONDS_MAX: Final = 120.0
 POLL_SECONDS: Final = 0.05
@@ -88,15 +86,15 @@ class SparkDaemon:
     def wait_for(self, pattern: re.Pattern[str]) -> str:
         """The first group of what it says when it is ready, or all of it."""
         assert self._process is not None
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while True:
-            ended = self._process.poll()
-            found = pattern.search(self.said())
-            if found:
-                return found[found.lastindex or 0]
-            if ended is not None or time.monotonic() > deadline:
-                raise ClusterFailed(f"{self.name} is not ready ({ended}):\n{self.said()[-4000:]}")
-            time.sleep(POLL_SECONDS)
+        wait_until_ready(
+            self._process,
+            lambda: pattern.search(self.said()),
+            lambda why: ClusterFailed(f"{self.name} {why}:\n{self.said()[-4000:]}"),
+            START_SECONDS_MAX,
+        )
+        found = pattern.search(self.said())
+        assert found is not None
+        return found[found.lastindex or 0]
 
     def said(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
@@ -115,16 +113,7 @@ class SparkDaemon:
 
     def kill(self) -> None:
         """SIGKILL to it and to everything it started, until nothing is there."""
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while members := marked(self._mark):
-            if time.monotonic() > deadline:
-                raise ClusterFailed(f"{self.name}: processes that cannot be killed: {members}")
-            for pid in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if self._process is not None:
-                self._process.poll()
-            time.sleep(POLL_SECONDS)
+        kill_marked(self._mark, self._process)
         if self._process is not None:
             self._process.wait()
 
@@ -177,9 +166,7 @@ class SparkCluster:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _end(self) -> None:

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kio.schema.errors import ErrorCode
+from tests.support.coordinator_worlds import Answers, PartitionEntries, TransactionWorld
 from tests.support.group_scenarios import duration_ms
-from tests.support.transaction_world import Answers, PartitionEntries, TransactionWorld
 
 from holdfast.broker.transactions.model import (
     EPOCH_USABLE_MAX,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 from uuid import UUID
+
+from tests.support.partition_logs import DIRECTORY, MAP_BYTES, START_MS, Pair, swap_in
 
 from holdfast.atomic import flush_each
 from holdfast.broker.log.cleaner import Cleaned
-from holdfast.broker.log.compaction import Swap, examine, plan_round
+from holdfast.broker.log.compaction import examine, plan_round
 from holdfast.broker.log.end_markers import build_end_marker, read_end_marker
 from holdfast.broker.log.index import AbortedEntry
 from holdfast.broker.log.log import Log, PendingFlush
@@ -31,12 +33,6 @@ from holdfast.testing.disk import PowerLost, SimulatedDisk
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.codecs import Codec
 from holdfast.wire.control_records import EndTransactionMarker
-
-DIRECTORY: Final = "/data/t-0"
-START_MS: Final = 1_700_000_000_000
-MAP_BYTES: Final = 1 << 20
-
-Pair = tuple[bytes | None, bytes | None]
 
 
 class Written(NamedTuple):
@@ -323,16 +319,7 @@ class TransactionalLog:
         self.touched_to = max(self.touched_to, dirt.bound)
         asked = plan_round(log, dirt, offsets.high_watermark, self.now, map_bytes)
         cleaned = Cleaned.from_json(run(self.disk, "compact", asked.to_json()))
-        seen = {segment.base_offset: segment for segment in log.segments}
-        for segment in cleaned.segments:
-            swap = Swap(self.disk, log, segment, seen)
-            swap.commit()
-            self.disk.flush_directory(DIRECTORY)
-            retired = swap.exchange()
-            self.disk.flush_directory(DIRECTORY)
-            swap.finish()
-            self.disk.flush_directory(DIRECTORY)
-            run(self.disk, "remove", {"paths": retired})
+        swap_in(self.disk, log, cleaned)
         self.clean_to = cleaned.end_offset
         return cleaned
 

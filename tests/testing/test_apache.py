@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing import apache
-from holdfast.testing.apache import ApacheKafka, ApacheKafkaFailed, ApacheKafkaUnavailable, run_tool
-from holdfast.testing.kafka_fixtures import HEAP_OPTIONS, JVM_OPTIONS
+from holdfast.testing.apache import (
+    SHORT_LIVED_JVM,
+    ApacheKafka,
+    ApacheKafkaFailed,
+    ApacheKafkaUnavailable,
+    run_tool,
+)
+from holdfast.testing.kafka_fixtures import HEAP_OPTIONS
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def test_missing_and_surplus_jars_are_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("jars")
 def test_a_broker_serves_survives_a_kill_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with ApacheKafka(
-        directory=tmp_path / "kafka", heap_options=HEAP_OPTIONS, jvm_options=JVM_OPTIONS
+        directory=tmp_path / "kafka", heap_options=HEAP_OPTIONS, jvm_options=SHORT_LIVED_JVM
     ) as kafka:
         servers = ("--bootstrap-server", kafka.bootstrap_servers)
         run_tool(apache.TOPICS, *servers, "--create", "--topic", "kept")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from holdfast.testing import history as h
-from holdfast.testing.checkers import Violation, check
+from tests.support import history as h
+from tests.support.checkers import Violation, check
 
 P: h.Partition = ("topic", 0)
 Q: h.Partition = ("topic", 1)
@@ -37,9 +36,9 @@ def test_members_of_a_generation_have_parts_of_one_assignment() -> None:
 
 def test_a_static_member_is_the_same_owner_after_a_restart() -> None:
     check([assigned("m1", P, instance="i"), assigned("m2", P, instance="i")])
-    late = h.PositionsCommitSent("g", "c", {P: 1}, "m1", 1)
+    late = h.OffsetsCommitSent("g", "c", {P: 1}, "m1", 1)
     restarted = (assigned("m1", P, instance="i"), assigned("m2", P, instance="i"))
-    answer = h.PositionsCommitAnswered("g", "c", accepted=(P,))
+    answer = h.OffsetsCommitAnswered("g", "c", accepted=(P,))
     assert broken_rule(*restarted, late, answer) == "fenced-commit"
 
 
@@ -94,8 +93,8 @@ def test_a_silent_owner_is_fenced_until_it_joins_anew() -> None:
     fenced = [*given("m1", P, at=0), *given("m2", P, at=1_000)]
     assert broken_rule(*fenced, *given("m1", at=1_100, epoch=2)) == "fenced-heartbeat"
     check([*fenced, *given("m1", at=1_100, epoch=3, sent_epoch=0), *given("m1", at=1_200, epoch=4)])
-    commit = h.PositionsCommitSent("g", "late", {P: 3}, "m1", 1)
-    answer = h.PositionsCommitAnswered("g", "late", accepted=(P,))
+    commit = h.OffsetsCommitSent("g", "late", {P: 3}, "m1", 1)
+    answer = h.OffsetsCommitAnswered("g", "late", accepted=(P,))
     assert broken_rule(*fenced, commit, answer) == "fenced-commit"
 
 

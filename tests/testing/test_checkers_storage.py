@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from holdfast.testing import history as h
-from holdfast.testing.checkers import Violation, check
+from tests.support import history as h
+from tests.support.checkers import Violation, check
 
 P: h.Partition = ("topic", 0)
 

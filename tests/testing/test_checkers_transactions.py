@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from holdfast.testing import history as h
-from holdfast.testing.checkers import Violation, check
+from tests.support import history as h
+from tests.support.checkers import Violation, check
 
 P: h.Partition = ("topic", 0)
 Q: h.Partition = ("topic", 1)
@@ -100,7 +99,7 @@ def test_an_acknowledged_end_agrees_with_what_was_seen() -> None:
 
 
 def test_a_fenced_session_writes_nothing() -> None:
-    fenced = [*session(), *begun(), *session("s2", 1)]
+    fenced: list[h.Event] = [*session(), *begun(), *session("s2", 1)]
     passes(fenced, [sent(1)])
     assert broken_rule(fenced, [sent(1), h.BatchAcknowledged(P, "s1", 1, 0, True)]) == "fenced-wrote"
     uncommitted: list[h.Event] = [h.BatchesRead("r", P, 0, (h.StoredBatch(0, (b"v1",)),), 1)]
@@ -112,12 +111,12 @@ def test_what_a_session_sent_before_it_was_fenced_may_be_stored() -> None:
 
 
 def test_a_fenced_session_ends_nothing() -> None:
-    fenced = [*session(), *begun(), sent(1), *session("s2", 1)]
+    fenced: list[h.Event] = [*session(), *begun(), sent(1), *session("s2", 1)]
     assert broken_rule(fenced, commit()) == "fenced-ended"
 
 
 def test_of_two_sessions_the_one_with_the_higher_epoch_lives() -> None:
-    crossed = [*session("s2", 5), *session("s1", 4), *begun(1, "s1"), sent(1)]
+    crossed: list[h.Event] = [*session("s2", 5), *session("s1", 4), *begun(1, "s1"), sent(1)]
     assert broken_rule(crossed, [h.BatchAcknowledged(P, "s1", 1, 0, True)]) == "fenced-wrote"
 
 
@@ -141,95 +140,95 @@ def test_nothing_beyond_the_last_stable_offset_is_shown_to_a_reader_of_committed
 # Positions
 
 
-def position_sent(
+def offset_sent(
     name: str, offset: int, transaction: str | None = None, member: str = "", generation: int = -1
 ) -> list[h.Event]:
-    return [h.PositionsCommitSent("g", name, {P: offset}, member, generation, transaction)]
+    return [h.OffsetsCommitSent("g", name, {P: offset}, member, generation, transaction)]
 
 
 def accepted(name: str) -> list[h.Event]:
-    return [h.PositionsCommitAnswered("g", name, accepted=(P,))]
+    return [h.OffsetsCommitAnswered("g", name, accepted=(P,))]
 
 
 def told(position: tuple[int, str] | None, reader: str = "r") -> list[h.Event]:
-    return [h.PositionsFetchBegun(reader, "g"), h.PositionsFetched(reader, "g", {P: position})]
+    return [h.OffsetsFetchBegun(reader, "g"), h.OffsetsFetched(reader, "g", {P: position})]
 
 
-ONE = [*position_sent("one", 10), *accepted("one")]
-TWO = [*position_sent("two", 20), *accepted("two")]
+ONE = [*offset_sent("one", 10), *accepted("one")]
+TWO = [*offset_sent("two", 20), *accepted("two")]
 
 
 def test_the_last_acknowledged_position_is_told() -> None:
     passes(told(None), ONE, told((10, "one")), TWO, told((20, "two")))
-    assert broken_rule(ONE, told(None)) == "position-lost"
-    assert broken_rule(ONE, TWO, told((10, "one"))) == "position-lost"
+    assert broken_rule(ONE, told(None)) == "offset-lost"
+    assert broken_rule(ONE, TWO, told((10, "one"))) == "offset-lost"
 
 
-def test_a_position_may_move_back_by_request() -> None:
+def test_a_committed_offset_may_move_back_by_request() -> None:
     passes(TWO, ONE, told((10, "one")))
-    assert broken_rule(TWO, ONE, told((20, "two"))) == "position-lost"
+    assert broken_rule(TWO, ONE, told((20, "two"))) == "offset-lost"
 
 
 def test_a_commit_that_was_not_answered_may_or_may_not_count_but_not_both() -> None:
-    unknown = position_sent("two", 20)
+    unknown = offset_sent("two", 20)
     passes(ONE, unknown, told((10, "one")), told((20, "two")))
     passes(ONE, unknown, told((10, "one")), told((10, "one")))
-    assert broken_rule(ONE, unknown, told((20, "two")), told((10, "one"))) == "position-lost"
+    assert broken_rule(ONE, unknown, told((20, "two")), told((10, "one"))) == "offset-lost"
 
 
 def test_a_fetch_under_way_while_a_commit_is_acknowledged_may_tell_either() -> None:
-    begun_before: list[h.Event] = [h.PositionsFetchBegun("r", "g")]
-    answer: list[h.Event] = [h.PositionsFetched("r", "g", {P: (10, "one")})]
+    begun_before: list[h.Event] = [h.OffsetsFetchBegun("r", "g")]
+    answer: list[h.Event] = [h.OffsetsFetched("r", "g", {P: (10, "one")})]
     passes(ONE, begun_before, TWO, answer)
 
 
-def test_a_position_is_told_as_it_was_committed() -> None:
-    assert broken_rule(ONE, told((11, "one"))) == "position-changed"
-    assert broken_rule(told((11, "never"))) == "position-changed"
+def test_a_committed_offset_is_told_as_it_was_committed() -> None:
+    assert broken_rule(ONE, told((11, "one"))) == "offset-changed"
+    assert broken_rule(told((11, "never"))) == "offset-changed"
 
 
 def test_a_refused_position_is_never_told() -> None:
-    refused: list[h.Event] = [*position_sent("one", 10), h.PositionsCommitAnswered("g", "one", refused=(P,))]
+    refused: list[h.Event] = [*offset_sent("one", 10), h.OffsetsCommitAnswered("g", "one", refused=(P,))]
     passes(refused, told(None))
-    assert broken_rule(refused, told((10, "one"))) == "refused-position"
-    late: list[h.Event] = [h.PositionsCommitAnswered("g", "one", refused=(P,))]
-    assert broken_rule(position_sent("one", 10), told((10, "one")), late) == "refused-position"
+    assert broken_rule(refused, told((10, "one"))) == "refused-offset"
+    late: list[h.Event] = [h.OffsetsCommitAnswered("g", "one", refused=(P,))]
+    assert broken_rule(offset_sent("one", 10), told((10, "one")), late) == "refused-offset"
 
 
-def test_deleted_positions_are_gone() -> None:
-    asked: list[h.Event] = [h.PositionsDeletionRequested("g", "away", (P,))]
-    gone: list[h.Event] = [*asked, h.PositionsDeleted("g", "away")]
+def test_deleted_offsets_are_gone() -> None:
+    asked: list[h.Event] = [h.OffsetsDeletionRequested("g", "away", (P,))]
+    gone: list[h.Event] = [*asked, h.OffsetsDeleted("g", "away")]
     passes(ONE, asked, told((10, "one")), told(None))
     passes(ONE, gone, told(None), TWO, told((20, "two")))
-    assert broken_rule(ONE, gone, told((10, "one"))) == "position-lost"
-    assert broken_rule(ONE, gone, TWO, told(None)) == "position-lost"
+    assert broken_rule(ONE, gone, told((10, "one"))) == "offset-lost"
+    assert broken_rule(ONE, gone, TWO, told(None)) == "offset-lost"
 
 
-def test_positions_of_a_transaction_show_if_and_only_if_it_is_committed() -> None:
-    within = [*session(), *begun(), sent(1), *position_sent("tx", 30, "s1#1"), *accepted("tx")]
+def test_committed_offsets_of_a_transaction_show_if_and_only_if_it_is_committed() -> None:
+    within: list[h.Event] = [*session(), *begun(), sent(1), *offset_sent("tx", 30, "s1#1"), *accepted("tx")]
     passes(within, told(None), commit(), told((30, "tx")), read(1))
     passes(within, abort(), told(None))
     assert broken_rule(within, told((30, "tx"))) == "undecided-shown"
     assert broken_rule(within, abort(), told((30, "tx"))) == "aborted-shown"
-    assert broken_rule(within, commit(), told(None)) == "position-lost"
+    assert broken_rule(within, commit(), told(None)) == "offset-lost"
 
 
-def test_positions_and_records_of_a_transaction_have_one_outcome() -> None:
-    within = [*session(), *begun(), sent(1), *position_sent("tx", 30, "s1#1"), *accepted("tx")]
+def test_committed_offsets_and_records_of_a_transaction_have_one_outcome() -> None:
+    within: list[h.Event] = [*session(), *begun(), sent(1), *offset_sent("tx", 30, "s1#1"), *accepted("tx")]
     unknown = commit(answered=False)
     assert broken_rule(within, unknown, told((30, "tx")), read(1, hidden=True)) == "committed-hidden"
     assert broken_rule(within, unknown, read(1, hidden=True), told((30, "tx"))) == "aborted-shown"
     settled: list[h.Event] = [h.EverythingSettled()]
-    assert broken_rule(within, unknown, read(1), settled, told(None)) == "position-lost"
+    assert broken_rule(within, unknown, read(1), settled, told(None)) == "offset-lost"
 
 
 def test_a_commit_that_is_not_carried_out_yet_need_not_show() -> None:
-    within = [*session(), *begun(), *position_sent("tx", 30, "s1#1"), *accepted("tx")]
+    within: list[h.Event] = [*session(), *begun(), *offset_sent("tx", 30, "s1#1"), *accepted("tx")]
     passes(within, commit(complete=False), told(None))
 
 
 def test_a_fenced_producer_commits_no_positions() -> None:
-    fenced = [*session(), *begun(), *session("s2", 1), *position_sent("tx", 30, "s1#1")]
+    fenced: list[h.Event] = [*session(), *begun(), *session("s2", 1), *offset_sent("tx", 30, "s1#1")]
     passes(fenced, told(None))
     assert broken_rule(fenced, accepted("tx")) == "fenced-commit"
 
@@ -239,7 +238,7 @@ def test_a_member_of_an_earlier_generation_commits_no_positions() -> None:
         h.GenerationAssigned("g", 3, "m1", None, "a", frozenset({P})),
         h.GenerationAssigned("g", 4, "m2", None, "b", frozenset({P})),
     ]
-    passes(moved_on, position_sent("new", 5, member="m2", generation=4), accepted("new"))
-    late = position_sent("late", 5, member="m1", generation=3)
+    passes(moved_on, offset_sent("new", 5, member="m2", generation=4), accepted("new"))
+    late = offset_sent("late", 5, member="m1", generation=3)
     assert broken_rule(moved_on, late, accepted("late")) == "fenced-commit"
     assert broken_rule(moved_on, late, told((5, "late"))) == "fenced-commit"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import pytest
-from tests.support.client_chaos_checkers import (
+from tests.support.client_chaos import (
     Arrived,
     Finished,
     Row,
@@ -16,8 +16,7 @@ from tests.support.client_chaos_checkers import (
     check_rows,
     check_spooled,
 )
-
-from holdfast.testing.checkers_base import Violation
+from tests.support.history import Violation
 
 SPOOL, OTHER = "00000000000000aa", "00000000000000bb"
 Log: TypeAlias = list[Arrived]
@@ -144,7 +143,7 @@ def test_the_front_of_finished_work_is_never_ahead(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("rule", [taken_is_done, last_is_front])
-def test_a_position_ahead_of_finished_work_is_caught(
+def test_a_committed_offset_ahead_of_finished_work_is_caught(
     rule: Callable[[set[int], list[int]], int], seed: int
 ) -> None:
     worker = Worker(seed)

@@ -8,8 +8,7 @@ import pytest
 
 from holdfast.seams import FileSystem
 from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
-from holdfast.testing.disk_handles import StaleHandle
-from holdfast.testing.disk_pages import PAGE_BYTES
+from holdfast.testing.disk_files import PAGE_BYTES, StaleHandle
 
 SEEDS = range(60)
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.tiers import examples
 
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.disk_pages import PAGE_BYTES, SECTOR_BYTES
+from holdfast.testing.disk_files import PAGE_BYTES, SECTOR_BYTES
 
 NAMES = ("a", "b", "c")
 

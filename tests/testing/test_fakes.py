@@ -7,9 +7,8 @@ import uuid
 import pytest
 
 from holdfast.seams import Clock, Flusher, FlushJob, Randomness
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import Fault, SimulatedDisk
-from holdfast.testing.fakes import ManualFlusher, SeededRandomness
+from holdfast.testing.fakes import ManualClock, ManualFlusher, SeededRandomness
 
 
 def test_the_clock_moves_only_when_told() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from holdfast.testing.forked import ForkedProcess, open_process
+from tests.support.forked import ForkedProcess, open_process
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans the way Linux does")

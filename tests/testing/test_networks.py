@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import namespaces
+from holdfast.testing import networks
 from holdfast.testing.engines import wait_until
-from holdfast.testing.namespaces import NamespaceNetwork
-from holdfast.testing.networks import CLIENTS, NetworkUnavailable, ProxyNetwork, make_network
+from holdfast.testing.networks import (
+    CLIENTS,
+    NamespaceNetwork,
+    NetworkUnavailable,
+    ProxyNetwork,
+    make_network,
+)
 from holdfast.testing.wire_client import frame
 from holdfast.wire.api_keys import METADATA
 
@@ -109,7 +114,7 @@ def test_nothing_is_left_of_a_network_that_was_closed(network: NamespaceNetwork)
 def test_nothing_is_left_of_a_network_whose_process_was_killed(network: NamespaceNetwork) -> None:
     text = (
         "import os, signal\n"
-        "from holdfast.testing.namespaces import NamespaceNetwork\n"
+        "from holdfast.testing.networks import NamespaceNetwork\n"
         "network = NamespaceNetwork((1, 2))\n"
         "print(network.interface, *(each.pid for each in network._holders.values()), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -125,7 +130,7 @@ def test_nothing_is_left_of_a_network_whose_process_was_killed(network: Namespac
 def test_where_namespaces_cannot_be_made_the_reason_is_named_and_a_proxy_stands_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(namespaces, "TOOLS", ("no-such-tool",))
+    monkeypatch.setattr(networks, "TOOLS", ("no-such-tool",))
     with pytest.raises(NetworkUnavailable, match="no-such-tool was not found"):
         make_network("namespaces", NODES)
     made = make_network("auto", NODES)

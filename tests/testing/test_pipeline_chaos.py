@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.history import Violation
+from tests.support.pipeline_chaos import Orders, Row, check_once, is_broken
 
-from holdfast.testing.checkers_base import Violation
-from holdfast.testing.pipeline_chaos import MARK, Orders, Row, check_once, is_broken, marked
+from holdfast.testing.processes import MARK, marked
 
 GOOD = [Row(0, 0, 0, 0), Row(0, 1, 0, 1), Row(1, 0, 1, 0)]
 EXPECTED = {0: [0, 1], 1: [0]}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.scenarios import check_scenario, parse_command, scenario_files
+from tests.support.group_scenarios import check_scenario, parse_command, scenario_files
 
 TEXT = """# Two and two.
 add 2 2

@@ -21,7 +21,7 @@ from tests.support.caught_up import has_caught_up
 from tests.support.wheels import ROOT, Installed
 
 from holdfast.testing import plugin
-from holdfast.testing.apache import die_with_parent
+from holdfast.testing.processes import die_with_parent
 
 pytestmark = [pytest.mark.check, pytest.mark.xdist_group("wheel")]
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.demo.orders import NUMBER_HEADER, PARTITIONS, Kind, Orders
+from holdfast.demo.orders import NUMBER_HEADER, Kind, Orders
 from holdfast.errors import HoldfastError
-from holdfast.testing.decided import await_decided
-from holdfast.testing.engines import read_log
+from holdfast.testing.engines import await_decided, read_log
 
 READ_SECONDS_MAX: Final = 120.0
 
@@ -94,7 +93,7 @@ def numbers_in_topic(bootstrap: str, topic: str) -> Iterator[int]:
     """
     if not await_decided(bootstrap, topic, READ_SECONDS_MAX):
         raise HoldfastError(f"a transaction in {topic} stays open")
-    for message in read_log(bootstrap, topic, PARTITIONS, seconds=READ_SECONDS_MAX):
+    for message in read_log(bootstrap, topic, seconds=READ_SECONDS_MAX):
         yield int(dict(message.headers() or ())[NUMBER_HEADER] or -1)
 
 

@@ -13,14 +13,11 @@ of its outputs anybody can see, how far it has come, and what it has written.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -33,14 +30,12 @@ from holdfast.demo.sender import Errand
 from holdfast.errors import HoldfastError
 from holdfast.lab.engines import ApacheMachine
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.pipeline_chaos import MARK, marked
+from holdfast.testing.processes import MARK, die_with_parent, kill_marked
 
-KILL_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 120.0
 """A pipeline ends with the batch under way."""
 POLL_SECONDS: Final = 0.01
 QUOTED_CHARACTERS: Final = 2_000
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class DemoFailed(HoldfastError):
@@ -66,10 +61,6 @@ class Engine(NamedTuple):
         jars()  # fetched once, before anything else is started
         kafka = ApacheKafka(directory=directory / "kafka", heap_options=("-Xmx512M", "-Xms256M"))
         return cls(f"Apache Kafka {KAFKA_VERSION}", ApacheMachine(kafka))
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Child:
@@ -101,7 +92,7 @@ class Child:
                 env={**os.environ, MARK: self._mark},
                 # Ctrl-C is for the demo, which ends them in order.
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent(),
             )
         return self._process
 
@@ -109,24 +100,10 @@ class Child:
         """SIGKILL to all of it at once; returns how many processes that were."""
         if self._process is None:
             return 0
-        killed = self._kill_members(self._process)
+        killed = len(kill_marked(self._mark, self._process))
         self._process.wait()
         self._process = None
         return killed
-
-    def _kill_members(self, process: subprocess.Popen[bytes]) -> int:
-        killed: set[int] = set()
-        deadline = time.monotonic() + KILL_SECONDS_MAX
-        while members := marked(self._mark):
-            if time.monotonic() > deadline:
-                raise DemoFailed(f"processes of the {self.name} that cannot be killed: {members}")
-            for pid in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            killed.update(members)
-            time.sleep(POLL_SECONDS)
-            process.poll()
-        return len(killed)
 
     def stop(self) -> None:
         """SIGTERM, and wait for a good end; what it would leave behind (an archive of classes being made) ends too."""
@@ -136,7 +113,7 @@ class Child:
             code = self._process.wait(STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             raise DemoFailed(f"the {self.name} does not end after SIGTERM{self.last_words()}") from None
-        self._kill_members(self._process)
+        kill_marked(self._mark, self._process)
         self._process = None
         if code:
             raise DemoFailed(f"the {self.name} ended with {code}{self.last_words()}")

@@ -19,8 +19,9 @@ from typing import Final
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.lab.engines import require_kafka
-from holdfast.testing.apache import broker_answers, free_ports
+from holdfast.testing.apache import broker_answers
 from holdfast.testing.apache_cluster import CONTROLLER, ApacheCluster
+from holdfast.testing.processes import free_ports
 
 STATE: Final = "cluster.json"
 START_SECONDS: Final = 60.0

@@ -19,16 +19,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from holdfast.errors import HoldfastError
-from holdfast.testing.apache import (
-    SHORT_LIVED_JVM,
-    ApacheKafka,
-    ApacheKafkaUnavailable,
-    free_ports,
-    jars,
-)
+from holdfast.testing.apache import SHORT_LIVED_JVM, ApacheKafka, ApacheKafkaUnavailable, jars
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.flaky_link import KafkaLink
 from holdfast.testing.networks import NetworkChoice, NetworkUnavailable
+from holdfast.testing.processes import free_ports
 from holdfast.testing.risks import SETTINGS, Scene
 
 if TYPE_CHECKING:

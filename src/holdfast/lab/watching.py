@@ -173,7 +173,7 @@ class Watching:
         `called`: by which name the history knows the topic; `start`: below which offset the log was removed,
         or how to find out. That is asked after reading: retention may pass more of it meanwhile.
         """
-        found = list(read_log(engine.bootstrap_servers, topic, partitions))
+        found = list(read_log(engine.bootstrap_servers, topic))
         for message in found:
             self.note(
                 "stored",

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import functools
 import hashlib
@@ -35,18 +34,15 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
-import threading
-import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final, Self
 
 from holdfast.errors import HoldfastError
+from holdfast.testing.processes import die_with_parent, end, free_ports, wait_until_ready
 
 KAFKA_VERSION: Final = "4.3.1"
 MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -96,9 +92,7 @@ TOOL_TIMEOUT_S: Final = 120.0
 DOWNLOAD_TIMEOUT_S: Final = 900.0
 START_ATTEMPTS: Final = 3
 """A port found free may be taken by another process before Kafka binds it."""
-POLL_INTERVAL_S: Final = 0.005
 LOG_QUOTE_LINES: Final = 30
-PR_SET_PDEATHSIG: Final = 1
 
 
 class ApacheKafkaUnavailable(HoldfastError):
@@ -156,8 +150,10 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         yield
 
 
-def maven_executable(to_fetch: str, unavailable: type[HoldfastError]) -> str:
-    """Maven, unless there is none or HOLDFAST_OFFLINE forbids to fetch: then the error says so."""
+def run_maven(
+    to_fetch: str, unavailable: type[HoldfastError], arguments: Sequence[str], directory: Path
+) -> None:
+    """Have Maven fetch something, unless there is none or HOLDFAST_OFFLINE forbids to fetch: the error says so."""
     if os.environ.get("HOLDFAST_OFFLINE"):
         raise unavailable(
             f"{to_fetch} is not here, and is not fetched now (HOLDFAST_OFFLINE): run `make setup`"
@@ -168,7 +164,15 @@ def maven_executable(to_fetch: str, unavailable: type[HoldfastError]) -> str:
             f"{to_fetch} is not here, and Maven, which fetches it, was not found: "
             "'mvn' is not on the PATH (Debian: apt-get install maven)"
         )
-    return maven
+    command = [maven, "-B", "-q", *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False, cwd=directory
+        )
+    except subprocess.TimeoutExpired as error:
+        raise unavailable(f"Maven did not fetch {to_fetch} within {DOWNLOAD_TIMEOUT_S:.0f} s") from error
+    if done.returncode != 0:
+        raise unavailable(f"Maven could not fetch {to_fetch}:\n{_tail(done.stdout + done.stderr)}")
 
 
 def _expected_sums() -> dict[str, str]:
@@ -190,22 +194,12 @@ def _integrity_problem(directory: Path, expected: Mapping[str, str]) -> str | No
 
 
 def _download(target: Path, expected: Mapping[str, str]) -> None:
-    maven = maven_executable(f"Apache Kafka {KAFKA_VERSION}", ApacheKafkaUnavailable)
     aside = Path(tempfile.mkdtemp(prefix="download-", dir=target.parent))
     try:
         shutil.copy(RESOURCES / "pom.xml", aside / "pom.xml")
-        command = [maven, "-B", "-q", "-f", str(aside / "pom.xml"), MAVEN_GOAL]
-        command += ["-DincludeScope=runtime", f"-DoutputDirectory={aside / 'jars'}"]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ApacheKafkaUnavailable(f"Maven did not finish within {DOWNLOAD_TIMEOUT_S:.0f} s") from error
-        if done.returncode != 0:
-            raise ApacheKafkaUnavailable(
-                f"Maven could not resolve Apache Kafka {KAFKA_VERSION}:\n{_tail(done.stdout + done.stderr)}"
-            )
+        arguments = ["-f", str(aside / "pom.xml"), MAVEN_GOAL, "-DincludeScope=runtime"]
+        arguments.append(f"-DoutputDirectory={aside / 'jars'}")
+        run_maven(f"Apache Kafka {KAFKA_VERSION}", ApacheKafkaUnavailable, arguments, aside)
         problem = _integrity_problem(aside / "jars", expected)
         if problem is not None:
             raise ApacheKafkaUnavailable(
@@ -219,32 +213,9 @@ def _download(target: Path, expected: Mapping[str, str]) -> None:
 # -------------------------------------------------------------------------------- child processes
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """A `preexec_fn` that has the kernel kill the child when this process dies, where that is safe.
-
-    The kernel watches the *thread* that forked, so a child started from a thread that ends before the
-    program does must not ask for it; such a child still has the exit handler.
-    """
-    if not sys.platform.startswith("linux") or threading.current_thread() is not threading.main_thread():
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def ask() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died between fork and prctl
-            os._exit(1)
-
-    return ask
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 nobody listened on a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+def new_id() -> str:
+    """As Kafka writes its ids; a leading dash would be taken for an option somewhere."""
+    return "h" + urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
 
 
 def broker_answers(host: str, port: int, timeout_s: float = 2.0) -> bool:
@@ -370,12 +341,7 @@ class ApacheKafka:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -419,18 +385,8 @@ class ApacheKafka:
             self._choose_ports()
         self._write_properties()
         if not (self.data_dir / "meta.properties").exists():
-            cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            # A leading dash would be taken for an option.
-            cluster_id = "h" + cluster_id[1:]
-            run_tool(
-                STORAGE,
-                "format",
-                "--standalone",
-                "-t",
-                cluster_id,
-                "-c",
-                str(self.directory / "server.properties"),
-            )
+            settings = str(self.directory / "server.properties")
+            run_tool(STORAGE, "format", "--standalone", "-t", new_id(), "-c", settings)
 
     def launch(self) -> None:
         """Start the process and return at once; `wait_until_ready` tells when it serves."""
@@ -443,38 +399,40 @@ class ApacheKafka:
         command += [*_log4j_options(level="INFO", stream="OUT"), f"-Dkafka.logs.dir={self.directory}"]
         command += ["-cp", f"{jars()}/*", "kafka.Kafka", str(self.directory / "server.properties")]
         with open(self.log_file, "ab") as log:
-            self._process = _spawn(command, log, self.directory, dies_with_us=not self._is_detached)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                start_new_session=True,
+                preexec_fn=None if self._is_detached else die_with_parent(),
+            )
         if not self._is_detached:
             atexit.register(self.kill)
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return once the broker has answered a Metadata request that lists it."""
-        deadline = time.monotonic() + timeout_s
-        while not broker_answers(self.host, self.port):
-            if not self.running:
-                code = self._process.returncode if self._process is not None else None
-                raise ApacheKafkaFailed(f"Apache Kafka exited with {code} while starting; {self._quote()}")
-            if time.monotonic() > deadline:
-                raise ApacheKafkaFailed(
-                    f"Apache Kafka did not answer within {timeout_s:.0f} s; {self._quote()}"
-                )
-            time.sleep(POLL_INTERVAL_S)
+        if self._process is None:
+            raise ApacheKafkaFailed("Apache Kafka is not running")
+        wait_until_ready(
+            self._process,
+            lambda: broker_answers(self.host, self.port),
+            lambda why: ApacheKafkaFailed(f"Apache Kafka {why}; {self._quote()}"),
+            timeout_s,
+        )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Shut down cleanly (SIGTERM) and wait for the process to end; the files stay."""
         process = self._process
         if process is None:
             return
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired as error:
-                self.kill()
-                raise ApacheKafkaFailed(
-                    f"Apache Kafka did not stop within {timeout_s:.0f} s and was killed; {self._quote()}"
-                ) from error
+        in_time = process.poll() is not None or end(process, signal.SIGTERM, timeout_s)
         self._forget()
+        if not in_time:
+            raise ApacheKafkaFailed(
+                f"Apache Kafka did not stop within {timeout_s:.0f} s and was killed; {self._quote()}"
+            )
 
     def kill(self) -> None:
         """End the process at once (SIGKILL), as a crash would; the files stay."""
@@ -543,17 +501,3 @@ class ApacheKafka:
         }
         text = "".join(f"{name}={value}\n" for name, value in properties.items())
         (self.directory / "server.properties").write_text(text, encoding="utf-8")
-
-
-def _spawn(
-    command: list[str], log: IO[bytes], directory: Path, *, dies_with_us: bool
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        cwd=directory,
-        start_new_session=True,
-        preexec_fn=die_with_parent() if dies_with_us else None,
-    )

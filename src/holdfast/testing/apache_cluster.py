@@ -25,16 +25,13 @@ import os
 import shutil
 import signal
 import tempfile
-import uuid
-from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.testing.apache import SHORT_LIVED_JVM, START_TIMEOUT_S, ApacheKafka
+from holdfast.testing.apache import SHORT_LIVED_JVM, START_TIMEOUT_S, ApacheKafka, new_id
 from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, wait_until
 from holdfast.testing.networks import Network, NetworkChoice, Place, make_network
 from holdfast.testing.wire_client import WireClient
@@ -110,7 +107,7 @@ class _Broker(ApacheKafka):
         if (self.data_dir / "meta.properties").exists():
             return
         (self.data_dir / "meta.properties").write_text(
-            f"version=1\ncluster.id={self._cluster_id}\nnode.id={self._node}\ndirectory.id={_new_id()}\n",
+            f"version=1\ncluster.id={self._cluster_id}\nnode.id={self._node}\ndirectory.id={new_id()}\n",
             encoding="ascii",
         )
 
@@ -187,12 +184,7 @@ class ApacheCluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -379,8 +371,3 @@ class ApacheCluster:
 def _settle(node: ApacheKafka, place: Place) -> None:
     node.host, node.port, node.controller_port = place.host, place.port, place.controller_port
     node.command_prefix = place.command_prefix
-
-
-def _new_id() -> str:
-    """As Kafka writes its ids; a leading dash would be taken for an option somewhere."""
-    return "h" + urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]

@@ -25,9 +25,8 @@ from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import NodeSeams
 from holdfast.config.broker import BrokerConfig
 from holdfast.saying import Say
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
+from holdfast.testing.fakes import InlineWorker, ManualClock, ManualFlusher, SeededRandomness
 from holdfast.testing.wire_client import frame
 from holdfast.wire.apis import BY_KEY
 from holdfast.wire.messages import decode_response, encode_request, response_header_version
@@ -209,12 +208,13 @@ class BareNode:
         while self._turn:
             self._turn.popleft()()
 
-    def settle(self) -> None:
-        """Let every flush and all background work under way, and what they lead to, return."""
-        while self._turn or self.flusher.jobs or self.worker.jobs:
+    def settle(self, *, works: bool = True) -> None:
+        """Let every flush and, unless told not to, all background work under way return, and what they lead to."""
+        while self._turn or self.flusher.jobs or (works and self.worker.jobs):
             self.turn()
             self.flusher.run_all()
-            self.worker.run_one()
+            if works:
+                self.worker.run_one()
 
     def advance(self, ms: int) -> None:
         """Let time pass and run what is due."""

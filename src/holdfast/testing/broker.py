@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from holdfast.errors import HoldfastError
-from holdfast.testing.forked import die_with_parent
+from holdfast.testing.processes import POLL_SECONDS, die_with_parent, wait_until_ready
 
 START_SECONDS_MAX: Final = 60.0
-READY_POLL_SECONDS: Final = 0.005
 SAID_SECONDS_MAX: Final = 10.0
 _READY = re.compile(r"ready on (\S+?)(?:,| in )")
 
@@ -28,7 +26,7 @@ class BrokerProcess:
     """`holdfast serve` in a child process that can be killed and started again on the same port and data."""
 
     open_process: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
-    """How it is started: a suite with many of them may set `forked.open_process`."""
+    """How it is started: a suite with many of them may put something quicker in its place."""
 
     def __init__(
         self,
@@ -71,28 +69,23 @@ class BrokerProcess:
         with open(self.log_path, "ab") as log:
             self._log_start = log.tell()
             self._process = type(self).open_process(
-                command, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=die_with_parent
+                command, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=die_with_parent()
             )
         return self._process
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while True:
-            ended = process.poll() is not None
-            text = self.log()[self._log_start :]
-            found = _READY.search(text)
-            if found:
-                if self._listen.endswith(":0"):
-                    # Otherwise it is known, and what is ready may be another that was to be advertised.
-                    self._listen = found.group(1)
-                return
-            if ended:
-                self._process = None
-                raise BrokerDied(f"the broker exited with {process.returncode}:\n{text}")
-            if time.monotonic() > deadline:
-                self.crash()
-                raise BrokerDied(f"not ready within {START_SECONDS_MAX:.0f} s:\n{text}")
-            time.sleep(READY_POLL_SECONDS)
+        def is_ready() -> bool:
+            found = _READY.search(self.log()[self._log_start :])
+            if found and self._listen.endswith(":0"):
+                # Otherwise it is known, and what is ready may be another that was to be advertised.
+                self._listen = found.group(1)
+            return found is not None
+
+        def failed(why: str) -> BrokerDied:
+            self.crash()
+            return BrokerDied(f"the broker {why}:\n{self.log()[self._log_start :]}")
+
+        wait_until_ready(process, is_ready, failed, START_SECONDS_MAX)
 
     def create_topic(self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         """As `holdfast.Broker` does."""
@@ -139,14 +132,12 @@ class BrokerProcess:
         while re.search(pattern, self.log()) is None:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(READY_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         return True
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self.crash()

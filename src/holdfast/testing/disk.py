@@ -35,8 +35,18 @@ from typing import Literal, TypeAlias
 
 from holdfast.atomic import flush_each
 from holdfast.seams import Clock, FlushTarget, OpenMode
-from holdfast.testing.disk_handles import SimulatedFile, SimulatedLock, os_error
-from holdfast.testing.disk_pages import PAGE_BYTES, PAGE_SHIFT, SURVIVAL, Change, Directory, Inode, Node
+from holdfast.testing.disk_files import (
+    PAGE_BYTES,
+    PAGE_SHIFT,
+    SURVIVAL,
+    Change,
+    Directory,
+    Inode,
+    Node,
+    SimulatedFile,
+    SimulatedLock,
+    os_error,
+)
 
 UNLIMITED_BYTES = 1 << 50
 NAME_BYTES_MAX = 255

@@ -10,6 +10,10 @@ what it saw as plain data. It runs on both engines at the same time, and what wa
 
 What no two engines can share (member ids, producer ids, clocks) a scenario leaves out of what it returns.
 Nothing here sleeps for an effect: `wait_until` asks again until it has come about.
+
+Apache Kafka answers the end of a transaction when it is decided, and writes the markers afterwards: a reader of
+committed messages that is quicker than the markers finds the topic as it was before. Whoever reads a topic to its end
+to see what a transaction left there waits for them first (`await_decided`).
 """
 
 from __future__ import annotations
@@ -22,15 +26,15 @@ from typing import Any, Final
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from holdfast.errors import HoldfastError
-from holdfast.testing.decided import await_decided
 from holdfast.testing.wire_client import CLOSED, SILENT, WireClient
 from holdfast.wire.api_keys import LIST_OFFSETS, OFFSET_FETCH
 
@@ -58,6 +62,43 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
         if time.monotonic() > deadline:
             raise NotComeAbout(f"within {timeout_s:.0f} s: {what}")
         time.sleep(POLL_SECONDS)
+
+
+def read_log(
+    bootstrap_servers: str, topic: str, *, isolation: str = "read_committed", seconds: float = WAIT_SECONDS
+) -> Iterator[Any]:
+    """Every message of a topic that a reader of this isolation level sees, each partition up to its end."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "reads-without-a-group",
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
+            **QUIET,
+        }
+    )
+    deadline = time.monotonic() + seconds
+    try:
+        left = set(consumer.list_topics(topic, WAIT_SECONDS).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in left])
+        while left:
+            if time.monotonic() > deadline:
+                raise NotComeAbout(f"the end of {topic} was not reached: {sorted(left)}")
+            message: Any = consumer.poll(1.0)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                left.discard(message.partition())
+            else:
+                raise KafkaException(error)
+    finally:
+        consumer.close()
 
 
 class Engine:
@@ -111,7 +152,7 @@ class Engine:
     ) -> dict[int, list[str]]:
         """Every value of a topic that a reader of this isolation level sees, by partition, in order."""
         found: dict[int, list[str]] = {index: [] for index in range(partitions)}
-        for message in read_log(self.bootstrap_servers, topic, partitions, isolation=isolation):
+        for message in read_log(self.bootstrap_servers, topic, isolation=isolation):
             found[message.partition()].append((message.value() or b"").decode())
         return found
 
@@ -183,43 +224,29 @@ def run_on_all(scenario: Scenario, engines: Sequence[Engine]) -> list[Any]:
     return [each.result() for each in running]
 
 
-def read_log(
-    bootstrap_servers: str,
-    topic: str,
-    partitions: int,
-    *,
-    isolation: str = "read_committed",
-    seconds: float = WAIT_SECONDS,
-) -> Iterator[Any]:
-    """Every message of a topic that a reader of this isolation level sees."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "reads-without-a-group",
-            "enable.auto.commit": False,
-            "isolation.level": isolation,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-            **QUIET,
-        }
-    )
-    ended: set[int] = set()
-    deadline = time.monotonic() + seconds
+ANSWER_SECONDS: Final = 30.0
+
+
+def await_decided(bootstrap_servers: str, topic: str, seconds: float = 30.0) -> bool:
+    """Wait until all that the topic holds now is committed or aborted; false when something stays open."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
+    found = admin.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic].partitions
+    places = [TopicPartition(topic, number) for number in found]
+    written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+
+    def is_decided() -> bool:
+        stable = _ends(admin, places, IsolationLevel.READ_COMMITTED)
+        return all(end >= written[number] for number, end in stable.items())
+
     try:
-        consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in range(partitions)])
-        while len(ended) < partitions:
-            if time.monotonic() > deadline:
-                raise NotComeAbout(f"the end of {topic} was not reached: {sorted(ended)} of {partitions}")
-            message: Any = consumer.poll(1.0)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                yield message
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-            else:
-                raise KafkaException(error)
-    finally:
-        consumer.close()
+        wait_until(is_decided, f"everything in {topic} is decided", seconds)
+    except NotComeAbout:
+        return False
+    return True
+
+
+def _ends(admin: Any, places: list[TopicPartition], isolation: IsolationLevel) -> dict[int, int]:
+    specs: Any = OffsetSpec
+    asked = {place: specs.latest() for place in places}
+    answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=ANSWER_SECONDS)
+    return {place.partition: future.result().offset for place, future in answers.items()}

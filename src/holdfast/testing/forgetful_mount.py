@@ -28,13 +28,12 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from holdfast.errors import HoldfastError
 from holdfast.real import RealClock
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.disk_handles import SimulatedFile
+from holdfast.testing.disk_files import SimulatedFile
 
 DEVICE: Final = "/dev/fuse"
 IN_HEADER: Final = struct.Struct("<IIQQIIII")
@@ -93,9 +92,7 @@ class ForgetfulMount:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._libc.umount2(os.fsencode(self.directory), DETACH)
         if self._thread is not None:
             self._thread.join(10)

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import pytest
 
-from holdfast.testing.apache import ApacheKafka, ApacheKafkaUnavailable, jars
+from holdfast.testing.apache import SHORT_LIVED_JVM, ApacheKafka, ApacheKafkaUnavailable, jars
 
 XDIST_GROUP: Final = "apache-kafka"
 """Tests of this group run in one worker (`--dist loadgroup`), so that one JVM broker serves them all."""
@@ -39,8 +39,6 @@ PROPERTIES: Final[Mapping[str, str]] = {
 }
 HEAP_OPTIONS: Final = ("-Xmx512M", "-Xms256M")
 """Tests hold little data, and two cores are shared with everything else."""
-JVM_OPTIONS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UseG1GC")
-"""A broker that lives for a minute is faster without the second compiler."""
 
 
 def require_apache_kafka() -> None:
@@ -62,7 +60,7 @@ def running_apache_kafka(properties: Mapping[str, str] | None = None) -> Iterato
     """A small Apache Kafka for tests, gone at the end."""
     require_apache_kafka()
     broker = ApacheKafka(
-        {**PROPERTIES, **(properties or {})}, heap_options=HEAP_OPTIONS, jvm_options=JVM_OPTIONS
+        {**PROPERTIES, **(properties or {})}, heap_options=HEAP_OPTIONS, jvm_options=SHORT_LIVED_JVM
     )
     with broker:
         yield broker

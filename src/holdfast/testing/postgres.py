@@ -12,28 +12,23 @@ The kernel ends it when the thread that started it ends: start it from one that 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from glob import glob
-from types import TracebackType
 from typing import Final, Self
 
 from holdfast.errors import HoldfastError
+from holdfast.testing.processes import ask_to_die, end, free_ports, wait_until_ready
 
 DEBIAN: Final = "/usr/lib/postgresql/*/bin"
 START_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 30.0
-READY_POLL_SECONDS: Final = 0.01
 UNPRIVILEGED: Final = ("postgres", "nobody")
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class NoPostgres(HoldfastError):
@@ -56,12 +51,6 @@ def binaries() -> str:
     return os.path.dirname(os.path.realpath(found))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class PostgresServer:
     def __init__(self, *, settings: Sequence[str] = ()) -> None:
         """`settings` are given to the server as `name=value`."""
@@ -71,7 +60,7 @@ class PostgresServer:
         self.directory = tempfile.mkdtemp(prefix="holdfast-postgres-")
         self._data = f"{self.directory}/data"
         self._log_path = f"{self.directory}/log"
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self._process: subprocess.Popen[bytes] | None = None
         if self._user is not None:
             os.chown(self.directory, self._user.pw_uid, self._user.pw_gid)
@@ -101,8 +90,7 @@ class PostgresServer:
 
     def close(self) -> None:
         """Stop, and remove all data."""
-        if self._process is not None:
-            self.crash()
+        self.crash()
         shutil.rmtree(self.directory)
 
     def log(self) -> str:
@@ -116,9 +104,7 @@ class PostgresServer:
             self.close()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @staticmethod
@@ -140,7 +126,7 @@ class PostgresServer:
             raise PostgresDied(f"initdb exited with {process.returncode}:\n{self.log()}")
 
     def _run(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
-        user = self._user
+        user, parent_pid = self._user, os.getpid()
 
         def become() -> None:
             if user is not None:
@@ -148,7 +134,7 @@ class PostgresServer:
                 os.setgid(user.pw_gid)
                 os.setuid(user.pw_uid)
             # After the change of user, which forgets it: the server ends when the test process dies, however it dies.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+            ask_to_die(parent_pid, signal.SIGQUIT)
 
         return subprocess.Popen(
             command,
@@ -162,14 +148,12 @@ class PostgresServer:
 
     def _wait_until_ready(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while not self._is_ready():
-            if self._process.poll() is not None:
-                code, self._process = self._process.returncode, None
-                raise PostgresDied(f"the server exited with {code}:\n{self.log()}")
-            if time.monotonic() > deadline:
-                raise PostgresDied(f"not ready within {START_SECONDS_MAX:.0f} s:\n{self.log()}")
-            time.sleep(READY_POLL_SECONDS)
+
+        def failed(why: str) -> PostgresDied:
+            self.crash()
+            return PostgresDied(f"the server {why}:\n{self.log()}")
+
+        wait_until_ready(self._process, self._is_ready, failed, START_SECONDS_MAX)
 
     def _is_ready(self) -> bool:
         """The server writes its state into the last line of its pid file."""
@@ -183,11 +167,5 @@ class PostgresServer:
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(how)
-        try:
-            process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end(process, how, STOP_SECONDS_MAX)

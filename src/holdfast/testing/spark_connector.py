@@ -7,13 +7,12 @@ parts that go with it.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HoldfastError
-from holdfast.testing.apache import cache_directory, exclusive_lock, maven_executable
+from holdfast.testing.apache import cache_directory, exclusive_lock, run_maven
 
 CONNECTOR_VERSION: Final = "4.2.0"
 CONNECTOR: Final = (
@@ -23,7 +22,6 @@ CONNECTOR: Final = (
     "org.apache.commons:commons-pool2:2.12.1",
 )
 MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
-DOWNLOAD_TIMEOUT_S: Final = 600.0
 
 
 class ConnectorUnavailable(HoldfastError):
@@ -41,25 +39,11 @@ def connector_jars() -> list[Path]:
 
 
 def _fetch(target: Path) -> None:
-    maven = maven_executable("Spark's Kafka connector", ConnectorUnavailable)
     aside = Path(tempfile.mkdtemp(prefix="spark-connector-", dir=target.parent))
     try:
         for artifact in CONNECTOR:
-            _copy(maven, artifact, aside)
+            arguments = [MAVEN_GOAL, f"-Dartifact={artifact}", f"-DoutputDirectory={aside}"]
+            run_maven(f"Spark's Kafka connector ({artifact})", ConnectorUnavailable, arguments, aside)
         aside.rename(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _copy(maven: str, artifact: str, to: Path) -> None:
-    command = [maven, "-B", "-q", MAVEN_GOAL, f"-Dartifact={artifact}", f"-DoutputDirectory={to}"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, cwd=to, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConnectorUnavailable(
-            f"Maven fetched {artifact} for {DOWNLOAD_TIMEOUT_S:.0f} s in vain"
-        ) from error
-    if done.returncode != 0:
-        raise ConnectorUnavailable(f"Maven could not fetch {artifact}: {done.stdout[-500:]}")

@@ -19,8 +19,7 @@ from holdfast.pipeline.definition.model import Decoding, Field, ParquetSink, Pip
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.progress import Summary
 from holdfast.reader import read
-from holdfast.testing.decided import await_decided
-from holdfast.testing.engines import QUIET, NotComeAbout
+from holdfast.testing.engines import QUIET, NotComeAbout, await_decided
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,7 +15,6 @@ import select
 import socket
 import struct
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from holdfast.errors import HoldfastError
@@ -165,7 +164,5 @@ class WireClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -363,7 +363,7 @@ def test_a_file_that_is_not_there_or_not_ours_is_a_usage_error(tmp_path: Path) -
         dump(tmp_path / "notes.txt")
 
 
-def test_committed_positions_are_decoded() -> None:
+def test_committed_offsets_are_decoded() -> None:
     key = bytes.fromhex("0001 0005") + b"group" + b"\0\6orders" + bytes.fromhex("00000002")
     value = bytes.fromhex("0004 0000000000000108 ffffffff 01 00000000000003e8 01 00 10") + bytes(range(16))
     decoded = decode_offsets(key, value)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
-from tests.support.group_world import GroupWorld
+from tests.support.coordinator_worlds import GroupWorld
 
 from holdfast.broker.groups.classic_state import TRANSITIONS, ClassicMember, ClassicState, Membership
 from holdfast.broker.groups.model import (

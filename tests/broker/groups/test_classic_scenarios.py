@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.group_scenarios import GroupInterpreter
-from tests.support.scenarios import check_scenario, scenario_files
+from tests.support.group_scenarios import GroupInterpreter, check_scenario, scenario_files
 
 
 @pytest.mark.parametrize(

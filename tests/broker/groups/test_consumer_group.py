@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 from kio.schema.errors import ErrorCode
-from tests.support.group_world import GroupWorld
+from tests.support.coordinator_worlds import GroupWorld
 
 from holdfast.broker.groups import consumer, regex
 from holdfast.broker.groups.consumer_group import ConsumerGroup
@@ -229,7 +229,7 @@ def test_most_members_decide_on_the_assignor(world: GroupWorld) -> None:
     assert world.coordinator.consumer_groups.describe("group").assignor == "range"
 
 
-def test_positions_are_read_with_the_right_epoch_or_none(world: GroupWorld) -> None:
+def test_committed_offsets_are_read_with_the_right_epoch_or_none(world: GroupWorld) -> None:
     world.beat("ann", 0, topics=["orders"])
     group = world.consumer_group()
     group.check_offset_fetch("ann", 2)
@@ -244,7 +244,7 @@ def test_positions_are_read_with_the_right_epoch_or_none(world: GroupWorld) -> N
         assert refused.value.code is code
 
 
-def test_positions_of_topics_that_somebody_reads_do_not_expire(world: GroupWorld) -> None:
+def test_committed_offsets_of_topics_that_somebody_reads_do_not_expire(world: GroupWorld) -> None:
     world.beat("ann", 0, topics=["payments"], regex="ord.*")
     group = world.consumer_group()
     assert group.is_subscribed_to("orders")

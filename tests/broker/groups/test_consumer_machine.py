@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 from kio.schema.errors import ErrorCode
-from tests.support.group_world import GroupWorld
+from tests.support.coordinator_worlds import GroupWorld
 from tests.support.tiers import examples
 
 from holdfast.broker.groups.consumer_group import ConsumerGroup

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.consumer_scenarios import ConsumerInterpreter
-from tests.support.scenarios import check_scenario, scenario_files
+from tests.support.group_scenarios import check_scenario, scenario_files
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kio.schema.errors import ErrorCode
-from tests.support.group_world import GroupWorld
+from tests.support.coordinator_worlds import GroupWorld
 
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.consumer_group import ConsumerGroup

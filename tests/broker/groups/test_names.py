@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
-from tests.support.group_world import GroupWorld
+from tests.support.coordinator_worlds import GroupWorld
 
 from holdfast.broker.groups import model
 from holdfast.broker.groups.classic import ClassicGroup

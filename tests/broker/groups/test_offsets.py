@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
-from tests.support.group_world import GroupWorld
+from tests.support.coordinator_worlds import GroupWorld
 
 from holdfast.broker.groups.model import (
     CommitRequest,
@@ -29,7 +29,7 @@ def commit(world: GroupWorld, group: str, partitions: int, offset: int = 5) -> N
 
 
 @pytest.mark.check
-def test_many_positions_are_forgotten_in_batches_that_fit() -> None:
+def test_many_committed_offsets_are_forgotten_in_batches_that_fit() -> None:
     world = GroupWorld()
     world.topics.create("orders", 40_000)
     for first in range(8):
@@ -91,7 +91,7 @@ def test_a_defect_in_one_round_of_expiry_does_not_end_the_others() -> None:
     assert not world.coordinator.groups
 
 
-def test_positions_written_long_ago_are_found() -> None:
+def test_committed_offsets_written_long_ago_are_found() -> None:
     replay = OffsetReplay()
     old = OffsetCommitValue(offset=3, metadata="m", commit_timestamp=7, expire_timestamp=9, layout_version=1)
     key = LegacyOffsetCommitKey("group", "orders", 1).encode()
@@ -141,7 +141,7 @@ def made_anew(world: GroupWorld) -> UUID:
     return topic_id
 
 
-def test_a_pending_position_of_a_topic_that_is_gone_does_not_take_the_good_one_with_it() -> None:
+def test_a_pending_offset_of_a_topic_that_is_gone_does_not_take_the_good_one_with_it() -> None:
     world = GroupWorld()
     old = world.topics.create("orders", 1)
     pending(world, old, 5)
@@ -155,7 +155,9 @@ def test_a_pending_position_of_a_topic_that_is_gone_does_not_take_the_good_one_w
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_a_position_of_a_topic_that_is_gone_does_not_take_the_pending_one_with_it(is_commit: bool) -> None:
+def test_a_committed_offset_of_a_topic_that_is_gone_does_not_take_the_pending_one_with_it(
+    is_commit: bool,
+) -> None:
     world = GroupWorld()
     world.topics.create("orders", 1)
     commit(world, "group", 1, 5)
@@ -182,7 +184,7 @@ def test_what_is_pending_in_a_topic_that_is_gone_is_forgotten_and_what_another_h
     assert committed(world) == 6
 
 
-def test_a_topic_is_looked_up_once_for_all_positions_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_is_looked_up_once_for_all_committed_offsets_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     world = GroupWorld()
     world.topics.create("orders", 100)
     for group in ("one", "two"):

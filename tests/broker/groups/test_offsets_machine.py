@@ -1,4 +1,4 @@
-"""The positions of a shard against a model that knows nothing but the list of what was asked of it."""
+"""Committed offsets against a model that knows nothing but the list of what was asked of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kio.schema.errors import ErrorCode
 from tests.support.compacting import compacted
-from tests.support.group_world import GroupWorld
+from tests.support.coordinator_worlds import GroupWorld
 from tests.support.tiers import examples
 
 from holdfast.broker.groups.model import CommitRequest, PartitionCommit, TopicCommit, TransactionalCommit

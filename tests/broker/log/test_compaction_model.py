@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.compacted_log import (
+from tests.support.partition_logs import (
     DELETE_RETENTION_MS,
     DIRECTORY,
     CompactedLog,

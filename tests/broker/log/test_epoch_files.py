@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.support.plain_log import DIRECTORY, Batch, append, flush, open_at, read_batches
+from tests.support.partition_logs import DIRECTORY, Batch, append, flush, open_at, read_batches
 
 from holdfast.broker.log.leader_epochs import ASIDE_SUFFIX, LEADER_EPOCH_FILE, EpochStart, LeaderEpochs
 from holdfast.broker.log.log import Log

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
-from tests.support.plain_log import DIRECTORY, NOW, START_MS, LogState, state_of, topic_config
+from tests.support.partition_logs import DIRECTORY, NOW, START_MS, LogState, state_of, topic_config
 from tests.support.transactional_log import TransactionalLog
 
 from holdfast.broker.log.index import IndexSums, read_sums

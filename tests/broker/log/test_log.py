@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.plain_log import (
+from tests.support.partition_logs import (
     NOW,
     START_MS,
     Batch,
@@ -24,7 +24,7 @@ from tests.support.tiers import examples
 from holdfast.broker.log.log import LOADED_MAX, Log
 from holdfast.seams import Now
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.disk_handles import SimulatedFile
+from holdfast.testing.disk_files import SimulatedFile
 from holdfast.wire.batch import read_header
 from holdfast.wire.positions import LogPosition
 

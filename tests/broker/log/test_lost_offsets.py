@@ -7,10 +7,10 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from tests.support.compacted_log import CompactedLog
-from tests.support.plain_log import (
+from tests.support.partition_logs import (
     DIRECTORY,
     Batch,
+    CompactedLog,
     append,
     flush,
     open_at,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.support.plain_log import NOW, START_MS, Batch, append, topic_config
+from tests.support.partition_logs import NOW, START_MS, Batch, append, topic_config
 
 from holdfast.broker.log.log import LOADED_MAX, Log
 from holdfast.broker.log.recovery import Trust, create_log, open_log

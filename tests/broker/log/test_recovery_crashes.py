@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.plain_log import (
+from tests.support.partition_logs import (
     NOW,
     START_MS,
     Batch,

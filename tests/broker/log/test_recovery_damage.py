@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.plain_log import (
+from tests.support.partition_logs import (
     DIRECTORY,
     START_MS,
     Batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from tests.support.plain_log import DIRECTORY, Batch, append, flush, open_at, read_batches
+from tests.support.partition_logs import DIRECTORY, Batch, append, flush, open_at, read_batches
 
 from holdfast.testing.disk import SimulatedDisk
 

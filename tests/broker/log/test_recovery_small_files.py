@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.plain_log import (
+from tests.support.partition_logs import (
     DIRECTORY,
     START_MS,
     Batch,

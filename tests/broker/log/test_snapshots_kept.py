@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tests.support.plain_log import DIRECTORY, Batch, append, flush, open_at, state_of
+from tests.support.partition_logs import DIRECTORY, Batch, append, flush, open_at, state_of
 
 from holdfast.broker.log.log import Log
 from holdfast.testing.disk import Fault, SimulatedDisk

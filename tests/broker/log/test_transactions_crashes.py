@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from tests.support.plain_log import topic_config
-from tests.support.transactional_log import DIRECTORY, TransactionalLog, expect
+from tests.support.partition_logs import DIRECTORY, topic_config
+from tests.support.transactional_log import TransactionalLog, expect
 
 from holdfast.broker.log.recovery import Trust, open_log
 from holdfast.broker.log.segment import SNAPSHOT_SUFFIX, TXN_INDEX_SUFFIX

@@ -12,8 +12,7 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.compacted_log import DELETE_RETENTION_MS, compacted
-from tests.support.plain_log import topic_config
+from tests.support.partition_logs import DELETE_RETENTION_MS, compacted, topic_config
 from tests.support.tiers import examples
 from tests.support.transactional_log import TransactionalLog
 

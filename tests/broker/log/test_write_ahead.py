@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.plain_log import (
+from tests.support.partition_logs import (
     DIRECTORY,
     NOW,
     START_MS,

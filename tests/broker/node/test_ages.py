@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.compacted_log import read_all
+from tests.support.partition_logs import read_all
 from tests.support.quiet_broker import QuietBroker
 from tests.support.tiers import examples
 
@@ -17,7 +17,7 @@ from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.housekeeping import FIRST_CHECK_MS, roll
 from holdfast.broker.node.intake import FRESH_MS, admit
 from holdfast.errors import InvalidRecords
-from holdfast.testing.clock import START_WALL_MS
+from holdfast.testing.fakes import START_WALL_MS
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch, check_whole, read_header, seal
 from holdfast.wire.codecs import Codec
 

@@ -6,7 +6,7 @@ import errno
 from os import strerror
 
 import pytest
-from tests.support.compacted_log import latest, read_all
+from tests.support.partition_logs import latest, read_all
 from tests.support.quiet_broker import QuietBroker
 
 from holdfast.broker.log import tasks

@@ -1,4 +1,4 @@
-"""The shards of an internal topic: one that cannot be rebuilt takes no other down."""
+"""The partitions of an internal topic: one that cannot be rebuilt takes no other down."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def groups_of_two_shards() -> tuple[str, str]:
     return first, other
 
 
-def test_a_shard_that_cannot_be_rebuilt_is_not_available_and_the_others_serve(
+def test_a_partition_of_an_internal_topic_that_cannot_be_rebuilt_is_not_available_and_the_others_serve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken, sound = groups_of_two_shards()

@@ -11,13 +11,13 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.config.catalog import BROKER
 from holdfast.errors import ConfigError
-from holdfast.testing.bare_groups import BareMember
-from holdfast.testing.bare_node import BareNode
-from holdfast.testing.transactional_producer import (
+from holdfast.testing.bare_clients import (
+    BareMember,
     TransactionalProducer,
     committed_position,
     committed_values,
 )
+from holdfast.testing.bare_node import BareNode
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = range(8, 15)
 DESCRIBE_GROUPS, LIST_GROUPS, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN = 15, 16, 22, 24, 25
@@ -191,7 +191,7 @@ def known(node: BareNode) -> tuple[Any, ...]:
         ("ü", ROOM // 2 + 1, ErrorCode.offset_metadata_too_large),
     ],
 )
-def test_what_goes_with_a_position_has_room_in_every_answer(
+def test_what_goes_with_a_committed_offset_has_room_in_every_answer(
     letter: str, count: int, expected: ErrorCode
 ) -> None:
     node = BareNode({**ONE_SHARD, "offset.metadata.max.bytes": str(2**31 - 1)})

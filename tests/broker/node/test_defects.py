@@ -30,11 +30,10 @@ from holdfast.broker.node.node import Node
 from holdfast.broker.node.production import Production, TransactionalBatches
 from holdfast.broker.node.usual_produce import ParkedProduce
 from holdfast.broker.partition.offsets import PartitionOffsets
-from holdfast.testing.bare_groups import BareMember
+from holdfast.testing.bare_clients import BareMember, TransactionalProducer
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault, SimulatedDisk
-from holdfast.testing.disk_handles import SimulatedFile
-from holdfast.testing.transactional_producer import TransactionalProducer
+from holdfast.testing.disk_files import SimulatedFile
 from holdfast.wire.batch import make_batch
 
 PLACES: list[tuple[Any, str]] = [

@@ -14,7 +14,7 @@ from holdfast.broker.node.node import CHECKPOINT_INTERVAL_MS
 from holdfast.seams import OpenMode
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault
-from holdfast.testing.disk_handles import SimulatedFile
+from holdfast.testing.disk_files import SimulatedFile
 from holdfast.wire.batch import Record, build_batch
 
 TOO_MANY = (errno.EMFILE, errno.ENFILE)

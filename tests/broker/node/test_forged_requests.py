@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from holdfast.testing.bare_node import BareNode
-from holdfast.testing.transactional_producer import (
+from holdfast.testing.bare_clients import (
     TransactionalProducer,
     committed_position,
     committed_values,
 )
+from holdfast.testing.bare_node import BareNode
 
 FETCH, LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH, INIT_PRODUCER_ID = 1, 2, 23, 22
 ADD_PARTITIONS_TO_TXN, END_TXN, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT = 24, 26, 27, 28

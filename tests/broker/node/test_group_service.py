@@ -8,9 +8,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.offsets import OffsetStore
-from holdfast.testing.bare_groups import BareMember
+from holdfast.testing.bare_clients import BareMember, TransactionalProducer
 from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.transactional_producer import TransactionalProducer
 
 DELETE_TOPICS, CREATE_PARTITIONS = 20, 37
 SETTINGS = {"offsets.topic.num.partitions": "1", "group.initial.rebalance.delay.ms": "0"}
@@ -45,7 +44,7 @@ def begin_delete(client: BareClient, *topics: str) -> int:
     return client.begin(DELETE_TOPICS, topics=[{"name": topic} for topic in topics], timeout=1000)
 
 
-def test_topics_deleted_together_cost_one_look_through_all_positions(scans: list[set[str]]) -> None:
+def test_topics_deleted_together_cost_one_look_through_all_committed_offsets(scans: list[set[str]]) -> None:
     node = BareNode(SETTINGS)
     names = [f"t{number}" for number in range(20)]
     member = reader_of(node, *names, "kept")
@@ -57,7 +56,7 @@ def test_topics_deleted_together_cost_one_look_through_all_positions(scans: list
     assert member.positions() == {("kept", 0): 5}
 
 
-def test_a_deletion_that_is_not_durable_yet_takes_no_positions(scans: list[set[str]]) -> None:
+def test_a_deletion_that_is_not_durable_yet_takes_no_committed_offsets(scans: list[set[str]]) -> None:
     node = BareNode(SETTINGS)
     member = reader_of(node, "a", "b", "c")
     scans.clear()
@@ -96,7 +95,7 @@ def test_a_topic_is_described_once_for_all_who_ask_until_it_changes() -> None:
     assert (fresh.partitions, fresh.topic_id == facts.topic_id) == (1, False)
 
 
-def test_a_topic_made_anew_while_its_positions_are_enrolled_is_the_one_they_are_for() -> None:
+def test_a_topic_made_anew_while_its_committed_offsets_are_enrolled_is_the_one_they_are_for() -> None:
     node = BareNode({**SETTINGS, "transaction.state.log.num.partitions": "1"})
     client = node.connect()
     client.create_topic("t")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tests.support.compacted_log import latest, read_all
+from tests.support.partition_logs import latest, read_all
 from tests.support.quiet_broker import QuietBroker
 
 from holdfast.broker.log import compaction
@@ -118,7 +118,7 @@ def test_a_removal_that_is_refused_at_any_rename_goes_on_at_the_next_check(code:
         assert broker.node.failures.fatal is None
         assert any("/data refuses writes" in line for line in broker.said)
         assert broker.files(hosted) == [f"{segment.base_offset:020}.log" for segment in hosted.log.segments]
-        broker.pass_time(broker.config.log_retention_check_interval_ms + 120_000)
+        broker.pass_time(broker.node.settings.broker.log_retention_check_interval_ms + 120_000)
         assert hosted.log.start_offset == hosted.log.end_offset == 4
         assert [segment.base_offset for segment in hosted.log.segments] == [4]
         assert broker.files(hosted) == ["00000000000000000004.log"]
@@ -146,7 +146,7 @@ def test_a_check_that_raises_is_told_and_made_again(
     assert "check_retention" in told
     assert len(read_all(dirty.log)) < 12, "compaction has its own timer"
     monkeypatch.undo()
-    broker.pass_time(broker.config.log_retention_check_interval_ms + 2_000)
+    broker.pass_time(broker.node.settings.broker.log_retention_check_interval_ms + 2_000)
     assert hosted.log.start_offset == 1
 
 

@@ -14,12 +14,12 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.metadata.changes import NewTopic, add_partitions, create_topic
 from holdfast.config.catalog import TOPIC as TOPIC_SETTINGS
 from holdfast.config.definitions import Setting
-from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.transactional_producer import (
+from holdfast.testing.bare_clients import (
     TransactionalProducer,
     committed_position,
     committed_values,
 )
+from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.wire.metadata_records import Config
 
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"

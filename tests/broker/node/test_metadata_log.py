@@ -12,9 +12,8 @@ from holdfast.broker.node.services import NodeSeams
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import CorruptLog
 from holdfast.seams import Now
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import PowerLost, SimulatedDisk
-from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
+from holdfast.testing.fakes import InlineWorker, ManualClock, ManualFlusher, SeededRandomness
 from holdfast.wire.metadata_records import EndPoint
 
 ENDPOINTS = [EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)]

@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.group_service import NOTED_EVERY_MS, SILENCES_FILE
-from holdfast.testing.bare_groups import BareMember
+from holdfast.testing.bare_clients import BareMember
 from holdfast.testing.bare_node import BareNode
 
 SETTINGS = {

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
-from tests.support.compacted_log import read_all
+from tests.support.partition_logs import read_all
 from tests.support.quiet_broker import QuietBroker
 from tests.support.tiers import examples
 
 from holdfast.broker.node.directories import DirectoryFailures, LogDirectory
 from holdfast.broker.node.troubles import Troubles
 from holdfast.broker.node.wall_clock import AWAY_MS, CLOCK_FILE, GAIN, STEP_MS, WallClock
+from holdfast.testing.bare_clients import TransactionalProducer
 from holdfast.testing.bare_node import BareNode
-from holdfast.testing.clock import START_WALL_MS, ManualClock
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.transactional_producer import TransactionalProducer
+from holdfast.testing.fakes import START_WALL_MS, ManualClock
 from holdfast.wire.batch import Record, build_batch
 
 SECOND_MS = 1_000

@@ -139,7 +139,7 @@ def test_files_and_directories_of_one_device_are_flushed_together(
 @pytest.mark.usefixtures("trusting")
 def test_nothing_is_flushed_together_that_may_be_elsewhere(files: list[RealFile], tmp_path: Path) -> None:
     elsewhere = RealFile(os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC), "/proc/self/status")
-    wrapped = FaultyFiles(RealFileSystem()).open(str(tmp_path / "w"), "create")
+    wrapped = FaultyFiles().open(str(tmp_path / "w"), "create")
     assert file_of_whole([*files, elsewhere]) is None
     assert file_of_whole([*files, "/proc"]) is None
     assert file_of_whole([*files, str(tmp_path / "gone")]) is None

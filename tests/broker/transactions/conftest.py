@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.transaction_world import TransactionWorld
+from tests.support.coordinator_worlds import TransactionWorld
 
 
 @pytest.fixture

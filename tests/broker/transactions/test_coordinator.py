@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
-from tests.support.transaction_world import TransactionWorld
+from tests.support.coordinator_worlds import TransactionWorld
 
 from holdfast.broker.transactions import rules
 from holdfast.broker.transactions.model import (

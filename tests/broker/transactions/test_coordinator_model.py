@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kio.schema.errors import ErrorCode
 from tests.support.compacting import compacted
+from tests.support.coordinator_worlds import Answers, TransactionWorld
 from tests.support.tiers import by_tier, examples
-from tests.support.transaction_world import Answers, TransactionWorld
 
 from holdfast.broker.transactions.model import (
     EPOCH_USABLE_MAX,

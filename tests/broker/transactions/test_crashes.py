@@ -16,15 +16,15 @@ import pytest
 from kio.schema.errors import ErrorCode
 from tests.support.tiers import by_tier
 
-from holdfast.testing.bare_node import BareNode
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.transactional_producer import (
+from holdfast.testing.bare_clients import (
     TransactionalProducer,
     committed_position,
     committed_values,
     described,
 )
+from holdfast.testing.bare_node import BareNode
+from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.fakes import ManualClock
 
 SETTINGS = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
 SEEDS = range(by_tier(quick=1, check=1, long=3))

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from holdfast.testing.bare_node import BareNode
-from holdfast.testing.disk import Fault
-from holdfast.testing.transactional_producer import (
+from holdfast.testing.bare_clients import (
     ADD_PARTITIONS_TO_TXN,
     DESCRIBE_TRANSACTIONS,
     LIST_TRANSACTIONS,
@@ -20,6 +18,8 @@ from holdfast.testing.transactional_producer import (
     described,
     read_topic,
 )
+from holdfast.testing.bare_node import BareNode
+from holdfast.testing.disk import Fault
 from holdfast.wire.batch import Record, build_batch
 
 SETTINGS = {"transaction.state.log.num.partitions": "2", "offsets.topic.num.partitions": "2"}
@@ -530,7 +530,7 @@ def test_what_brokers_ask_each_other_is_answered(node: BareNode, producer: Trans
         (5, ErrorCode.none),
     ],
 )
-def test_positions_need_a_group_that_was_added_unless_the_broker_adds_it(
+def test_committed_offsets_need_a_group_that_was_added_unless_the_broker_adds_it(
     node: BareNode, producer: TransactionalProducer, version: int, expected: ErrorCode
 ) -> None:
     asked = producer.begin_commit_position("readers", "a", 0, 5, version=version)
@@ -539,7 +539,9 @@ def test_positions_need_a_group_that_was_added_unless_the_broker_adds_it(
     assert answer.topics[0].partitions[0].error_code is expected
 
 
-def test_positions_of_unknown_partitions_are_refused(node: BareNode, producer: TransactionalProducer) -> None:
+def test_committed_offsets_of_unknown_partitions_are_refused(
+    node: BareNode, producer: TransactionalProducer
+) -> None:
     assert producer.commit_position("readers", "nowhere", 0, 5) is ErrorCode.unknown_topic_or_partition
     assert producer.commit_position("readers", "a", 9, 5) is ErrorCode.unknown_topic_or_partition
     assert producer.commit_position("", "a", 0, 5) is ErrorCode.invalid_group_id

@@ -12,12 +12,12 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.transactions.model import EPOCH_USABLE_MAX
-from holdfast.testing.bare_node import BareNode
-from holdfast.testing.transactional_producer import (
+from holdfast.testing.bare_clients import (
     TransactionalProducer,
     committed_position,
     committed_values,
 )
+from holdfast.testing.bare_node import BareNode
 
 SETTINGS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
 STEPS_MAX = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.scenarios import check_scenario, scenario_files
+from tests.support.group_scenarios import check_scenario, scenario_files
 from tests.support.transaction_scenarios import TransactionInterpreter
 
 SCENARIOS = scenario_files(Path(__file__).parent / "scenarios")

@@ -11,7 +11,6 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
@@ -92,9 +91,7 @@ class Worlds:
         self.expected = self.contents()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.broker.stop()
         self._server.close()
 

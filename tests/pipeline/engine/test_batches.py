@@ -20,8 +20,7 @@ import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
-from tests.support.batch_games import Game, drawn_game
-from tests.support.batch_model import CITIES, COLUMNS, STEPS_PY, Model, as_rows, expected
+from tests.support.batch_model import CITIES, COLUMNS, STEPS_PY, Game, Model, as_rows, drawn_game, expected
 from tests.support.tiers import by_tier
 
 from holdfast.pipeline.definition.loading import Loaded, from_document

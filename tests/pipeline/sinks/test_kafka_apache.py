@@ -14,7 +14,7 @@ from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.kafka_writer import Writer
-from holdfast.testing.decided import await_decided
+from holdfast.testing.engines import await_decided
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,8 +6,7 @@ import argparse
 import sys
 
 from tests.support.simulator import Report, SeedFailed, run_seed
-from tests.support.simulator.mutants import HEALTHY
-from tests.support.simulator.planted import MUTANTS
+from tests.support.simulator.mutants import HEALTHY, MUTANTS
 
 
 def run(first: int, seeds: int, mutant_name: str | None = None) -> int:

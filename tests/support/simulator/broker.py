@@ -1,5 +1,8 @@
 """The broker as the simulator sees it, and the flusher it is given.
 
+`Broker` is one life of the real broker's core, `holdfast.broker.node.node.Node`. It is dropped, without a word, when
+its process dies.
+
 A flush has two phases, as it has on a real disk: it is carried out at one moment and reported at a later one,
 and whatever is written in between is not covered by it.
 """
@@ -7,60 +10,23 @@ and whatever is written in between is not covered by it.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from functools import cache
+from typing import TypeAlias
 
-from holdfast.seams import Clock, FileSystem, Flusher, FlushJob, Now, Randomness, Worker
+from holdfast.broker.log.segment import Slice
+from holdfast.broker.node.connection import Connection
+from holdfast.broker.node.context import Part
+from holdfast.broker.node.node import Node
+from holdfast.broker.node.services import NodeSeams
+from holdfast.config import BrokerConfig
+from holdfast.seams import FileSystem, FlushJob, Now
 from holdfast.testing.fakes import ManualFlusher
+from holdfast.wire.metadata_records import EndPoint
 
-
-class BrokerConnection(Protocol):
-    def send(self, frame: bytes, now: Now) -> None:
-        """One request, without its length prefix."""
-        ...
-
-    def cut(self) -> None:
-        """The connection is gone; nothing more is delivered on it."""
-        ...
-
-
-class Broker(Protocol):
-    """A running broker. It is dropped, without a word, when its process dies."""
-
-    @property
-    def is_failed(self) -> bool:
-        """The disk failed it; only a restart helps."""
-        ...
-
-    def connect(
-        self, on_frame: Callable[[bytes], None], on_close: Callable[[str], None]
-    ) -> BrokerConnection: ...
-
-    def next_deadline_ms(self) -> int | None: ...
-
-    def tick(self, now: Now) -> None: ...
-
-    def end_turn(self) -> None:
-        """All requests that had arrived were begun."""
-        ...
-
-    def stop_cleanly(self, now: Now) -> None: ...
-
-
-class Seams(NamedTuple):
-    """What a broker is started with."""
-
-    file_system: FileSystem
-    clock: Clock
-    randomness: Randomness
-    flusher: Flusher
-    worker: Worker
-    boot_id: str
-    """Another one after each power loss."""
-    say: Callable[[str], None]
-
-
-Start = Callable[[Seams], Broker]
+MakeSeams: TypeAlias = Callable[..., NodeSeams]
+"""Gives a broker its seams, of which it brings `call_soon` itself."""
 
 
 class SimulatedFlusher(ManualFlusher):
@@ -126,3 +92,95 @@ class SimulatedFlusher(ManualFlusher):
 
     def report(self, job: FlushJob, error: OSError | None) -> None:
         job.done(error)
+
+
+DATA_DIRECTORIES = ("/data", "/more")
+"""Two disks in one: each directory fails by itself."""
+_LISTENER = "PLAINTEXT"
+_SETTINGS = {
+    "node.id": "1",
+    "log.dirs": ",".join(DATA_DIRECTORIES),
+    "listeners": "PLAINTEXT://127.0.0.1:9092",
+    "log.segment.delete.delay.ms": "500",
+    "log.retention.check.interval.ms": "1000",
+    "log.message.timestamp.after.max.ms": str(2**63 - 1),
+    "log.cleaner.backoff.ms": "400",
+    "log.cleaner.min.cleanable.ratio": "0.1",
+    "log.roll.ms": "3000",
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.num.partitions": "2",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
+    "group.initial.rebalance.delay.ms": "50",
+    "group.min.session.timeout.ms": "100",
+    "group.consumer.session.timeout.ms": "3000",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.heartbeat.interval.ms": "300",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+}
+
+
+@cache
+def broker_config() -> BrokerConfig:
+    """One broker's settings, parsed once for all seeds."""
+    return BrokerConfig.load(_SETTINGS)[0]
+
+
+class Broker:
+    """One life of the broker over the given disk; raises what the real one raises at its start."""
+
+    def __init__(self, make_seams: MakeSeams) -> None:
+        self._turn: deque[Callable[[], None]] = deque()
+        seams = make_seams(call_soon=self._turn.append)
+        self._node = Node(broker_config(), seams)
+        self._node.start([EndPoint(_LISTENER, "127.0.0.1", 9092, 0)], seams.clock.now())
+
+    @property
+    def is_failed(self) -> bool:
+        """The disk failed it; only a restart helps."""
+        return any(directory.offline for directory in self._node.directories)
+
+    def connect(self, on_frame: Callable[[bytes], None], on_close: Callable[[str], None]) -> BrokerConnection:
+        return BrokerConnection(self._node, on_frame, on_close)
+
+    def next_deadline_ms(self) -> int | None:
+        return self._node.next_deadline_ms
+
+    def tick(self, now: Now) -> None:
+        self._node.tick(now)
+
+    def end_turn(self) -> None:
+        """All requests that had arrived were begun."""
+        turn = self._turn
+        while turn:
+            turn.popleft()()
+
+    def stop_cleanly(self, now: Now) -> None:
+        self._node.stop(now)
+
+
+class BrokerConnection:
+    def __init__(
+        self, node: Node, on_frame: Callable[[bytes], None], on_close: Callable[[str], None]
+    ) -> None:
+        self._buffer = bytearray()
+        self._on_frame = on_frame
+        self._connection: Connection = node.connect(_LISTENER, "127.0.0.1", self._transmit, on_close)
+
+    def send(self, frame: bytes, now: Now) -> None:
+        """One request, without its length prefix."""
+        self._connection.receive(frame, now)
+
+    def cut(self) -> None:
+        """The connection is gone; nothing more is delivered on it."""
+        self._connection.lost()
+
+    def _transmit(self, parts: list[Part]) -> None:
+        buffer = self._buffer
+        for part in parts:
+            buffer += part.file.pread(part.length, part.position) if isinstance(part, Slice) else part
+        while len(buffer) >= 4:
+            end = 4 + int.from_bytes(buffer[:4], "big")
+            if len(buffer) < end:
+                break
+            self._on_frame(bytes(buffer[4:end]))
+            del buffer[:end]

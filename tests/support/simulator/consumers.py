@@ -2,6 +2,10 @@
 
 One that wants committed records only does what every client library does: it leaves out the batches that the
 answer's list of aborted transactions hides, and tells the checkers which those were.
+
+`SessionConsumer` has an incremental fetch session: it names a partition once, and again only when something changed.
+What the broker leaves out of an answer is a statement too: nothing new there, and the end is where it was. The
+consumer hands it to the checkers as such, so that a session that forgets a partition shows.
 """
 
 from __future__ import annotations
@@ -10,17 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
+from tests.support import history
+from tests.support.history import Partition
 from tests.support.simulator.contents import hidden_batches
-from tests.support.simulator.link import Link
+from tests.support.simulator.link import UNKNOWN_TOPIC, Client
 
-from holdfast.testing import history
-from holdfast.testing.history import Partition
+from holdfast.wire.api_keys import FETCH, LIST_OFFSETS
 
 if TYPE_CHECKING:
     from tests.support.simulator.world import KnownPartition, World
 
-FETCH = 1
-LIST_OFFSETS = 2
+
 EARLIEST = -2
 LATEST = -1
 LARGEST_TIMESTAMP = -3
@@ -33,7 +37,6 @@ _NOT_NOW = frozenset(
         ErrorCode.unknown_leader_epoch,
     }
 )
-_UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
 
 def asking(index: int, position: int, limit_bytes: int) -> dict[str, Any]:
@@ -48,33 +51,21 @@ def asking(index: int, position: int, limit_bytes: int) -> dict[str, Any]:
     }
 
 
-class Consumer:
+class Consumer(Client):
     """Fetches some partitions at a time; one fetch under way."""
 
     def __init__(self, world: World, name: str, committed_only: bool = False) -> None:
-        self.world = world
-        self.name = name
+        super().__init__(world, name)
         self.committed_only = committed_only
-        self.link = Link(world, name)
         self.positions: dict[Partition, int] = {}
         self.ends: dict[Partition, int] = {}
         """The end each partition's last answer showed."""
         self.stable_ends: dict[Partition, int] = {}
         self.shown: dict[Partition, list[tuple[int, bytes]]] = {}
         """(offset, value) of what was read of compacted partitions."""
-        self._waiting = False
-
-    is_settled = True
-
-    def settle(self) -> None:
-        """Nobody waits for what it reads."""
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._waiting
 
     def act(self) -> bool:
-        if self._waiting:
+        if self.is_waiting:
             return False
         rng = self.world.rng
         chosen = self.world.some_partitions(rng.choice((1, 3, 8)))
@@ -127,9 +118,8 @@ class Consumer:
             "session_epoch": -1,
             "topics": list(by_topic.values()),
         }
-        self._waiting = True
-        self.link.request(
-            FETCH, version, fields, partial(self._fetched, version, asked, limit_bytes < 1 << 20)
+        self.ask(
+            "fetch", FETCH, version, fields, partial(self._fetched, version, asked, limit_bytes < 1 << 20)
         )
 
     def _fetched(
@@ -137,12 +127,8 @@ class Consumer:
         version: int,
         asked: dict[tuple[Any, int], tuple[KnownPartition, int]],
         limited: bool,
-        response: Any | None,
+        response: Any,
     ) -> None:
-        self._waiting = False
-        if response is None:
-            self.world.count("fetch", "unknown")
-            return
         self.world.count(
             "fetch", "answered" if response.error_code == ErrorCode.none else response.error_code.name
         )
@@ -160,7 +146,7 @@ class Consumer:
             self.world.say(f"{self.name}: {known} at {position} is out of range")
             self.world.observe(history.ReadOutOfRange(self.name, known.partition, position))
             self.list_offsets([known], EARLIEST)
-        elif error in _UNKNOWN_TOPIC:
+        elif error in UNKNOWN_TOPIC:
             self.world.observe(history.PartitionMissing(self.name, known.partition))
         elif error == ErrorCode.kafka_storage_error:
             self.world.storage_error(f"{self.name}: fetch of {known}", known)
@@ -227,15 +213,10 @@ class Consumer:
             "timeout": 1000,
         }
         version = self.world.rng.choice((9, 10) if timestamp == LARGEST_TIMESTAMP else (2, 6, 9, 10))
-        self._waiting = True
-        self.link.request(LIST_OFFSETS, version, fields, partial(self._listed, chosen, timestamp))
-
-    def _listed(self, chosen: list[KnownPartition], timestamp: int, response: Any | None) -> None:
-        self._waiting = False
         kind = "list offsets" if timestamp in (EARLIEST, LATEST) else "look up a time"
-        if response is None:
-            self.world.count(kind, "unknown")
-            return
+        self.ask(kind, LIST_OFFSETS, version, fields, partial(self._listed, kind, chosen, timestamp))
+
+    def _listed(self, kind: str, chosen: list[KnownPartition], timestamp: int, response: Any) -> None:
         known_by = {(known.topic.name, known.index): known for known in chosen}
         for topic in response.topics:
             for answer in topic.partitions:
@@ -245,7 +226,7 @@ class Consumer:
                     continue
                 if answer.error_code == ErrorCode.none:
                     self._go_to(known, timestamp, answer)
-                elif answer.error_code in _UNKNOWN_TOPIC:
+                elif answer.error_code in UNKNOWN_TOPIC:
                     self.world.observe(history.PartitionMissing(self.name, known.partition))
                 elif answer.error_code == ErrorCode.kafka_storage_error:
                     self.world.storage_error(f"{self.name}: offsets of {known}", known)
@@ -272,3 +253,106 @@ class Consumer:
             self.world.observe(history.OffsetsListed(self.name, known.partition, end=offset))
             self.ends[known.partition] = offset
         self.positions[known.partition] = offset
+
+
+VERSION = 17
+SESSION = "fetch in a session"
+NAME_AGAIN = -1
+"""No position: the partition is still in the session, and the next request names it whatever its position."""
+_SESSION_ERRORS = frozenset(
+    {
+        ErrorCode.fetch_session_id_not_found,
+        ErrorCode.invalid_fetch_session_epoch,
+        ErrorCode.fetch_session_topic_id_error,
+    }
+)
+
+
+class SessionConsumer(Consumer):
+    def __init__(self, world: World, name: str, committed_only: bool = False) -> None:
+        super().__init__(world, name, committed_only)
+        self._session_id = 0
+        self._epoch = 0
+        self._asked: dict[Partition, int] = {}
+        """The position each partition of the session was last named with."""
+
+    def act(self) -> bool:
+        if self.is_waiting:
+            return False
+        every = self.world.all_partitions()
+        if not every:
+            return False
+        rng = self.world.rng
+        if rng.random() < 0.05:
+            self._rewind(rng.sample(every, 1))
+        elif rng.random() < 0.05:
+            self.list_offsets(rng.sample(every, 1), self._some_time())
+            return True
+        self.fetch(every, max_wait_ms=rng.choice((0, 0, 20, 500)))
+        return True
+
+    def _reset(self) -> None:
+        self._session_id = self._epoch = 0
+        self._asked.clear()
+
+    def fetch(self, chosen: list[KnownPartition], max_wait_ms: int = 0, limit_bytes: int = 1 << 20) -> None:
+        wanted = {known.partition: known for known in chosen}
+        forgotten = [partition for partition in self._asked if partition not in wanted]
+        for partition in forgotten:
+            del self._asked[partition]
+        topics: dict[str, dict[str, Any]] = {}
+        for partition, known in wanted.items():
+            position = self.positions.get(partition, 0)
+            if self._asked.get(partition) != position:
+                self._asked[partition] = position
+                topic = topics.setdefault(partition[0], {"topic_id": known.topic.uuid, "partitions": []})
+                topic["partitions"].append(asking(known.index, position, limit_bytes))
+            self.world.observe(history.ReadBegun(self.name, partition))
+        fields = {
+            "max_wait": max_wait_ms,
+            "min_bytes": self.world.rng.choice((0, 1, 1, 1000)),
+            "max_bytes": 1 << 24,
+            "isolation_level": int(self.committed_only),
+            "session_id": self._session_id,
+            "session_epoch": self._epoch,
+            "topics": list(topics.values()),
+            "forgotten_topics_data": [
+                {"topic_id": bytes.fromhex(topic_id), "partitions": [index]} for topic_id, index in forgotten
+            ],
+        }
+        self.ask(SESSION, FETCH, VERSION, fields, partial(self._answered, wanted), lost=self._reset)
+
+    def _answered(self, wanted: dict[Partition, KnownPartition], response: Any) -> None:
+        self.world.count(SESSION, "answered" if not response.error_code else response.error_code.name)
+        if response.error_code in _SESSION_ERRORS:
+            self._reset()
+            return
+        if self._epoch == 0:
+            self._session_id = response.session_id
+        self._epoch += 1
+        left_out = dict(wanted)
+        for topic in response.responses:
+            for answer in topic.partitions:
+                key = (topic.topic_id.hex, answer.partition_index)
+                known = left_out.pop(key)
+                self._fetched_partition(known, self._asked[key], answer, limited=False)
+                if answer.error_code != ErrorCode.none:
+                    self._asked[key] = NAME_AGAIN
+        for key in left_out:
+            self._unchanged(key)
+        if not self._session_id:
+            self._reset()
+
+    def _unchanged(self, key: Partition) -> None:
+        if key in self.ends:
+            self.world.observe(
+                history.BatchesRead(
+                    self.name,
+                    key,
+                    self._asked[key],
+                    (),
+                    self.ends[key],
+                    last_stable=self.stable_ends.get(key, -1),
+                    committed_only=self.committed_only,
+                )
+            )

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.testing.checkers_compaction import TOMBSTONE
-from holdfast.testing.history import Marker, StoredBatch
+from tests.support.checkers_records import TOMBSTONE
+from tests.support.history import Marker, StoredBatch
+
 from holdfast.wire.batch import (
     HEADER_SIZE,
     BatchHeader,

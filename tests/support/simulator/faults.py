@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.support.checkers import Violation
+
 from holdfast.errors import DataDirectoryLocked
-from holdfast.testing.checkers import Violation
 from holdfast.testing.disk import Fault, PowerLost
 
 if TYPE_CHECKING:

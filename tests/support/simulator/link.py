@@ -1,7 +1,8 @@
 """A client's connection: request frames out, answers in, in the order of the requests.
 
 Answers are never handled inside the broker's call that produced them: frames wait in the world's inbox until
-that call has returned, as they would on a socket.
+that call has returned, as they would on a socket. `Client` is what most clients have in common: one request at a time
+over a link of their own. `NOT_NOW` are the answers to which a client tries again, later or elsewhere.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kio.schema.errors import ErrorCode
+from tests.support.checkers import Violation
 from tests.support.simulator.broker import Broker, BrokerConnection
 
-from holdfast.testing.checkers import Violation
 from holdfast.wire import apis
 from holdfast.wire.messages import decode_response, encode_request
 
 if TYPE_CHECKING:
     from tests.support.simulator.world import World
+
 
 _HEADER = struct.Struct(">hhih")
 _CORRELATION = struct.Struct(">i")
@@ -120,3 +123,72 @@ class Link:
         """The broker died: like `cut`, but there is nobody left to tell."""
         self._connection = None
         self.cut()
+
+
+class Client:
+    """Whoever asks the broker over a link of its own, one request at a time, and has nothing to bring to an end."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.link = Link(world, name)
+        self.is_waiting = False
+        """A request is under way, and nothing else is sent before it is answered."""
+
+    @property
+    def is_settled(self) -> bool:
+        return True
+
+    def settle(self) -> None:
+        """Faults are over: bring what is under way to its end, begin nothing."""
+
+    def ask(
+        self,
+        kind: str,
+        api_key: int,
+        version: int,
+        fields: Mapping[str, Any],
+        answered: Callable[[Any], object],
+        lost: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Send one request; one that is never answered is counted as unknown."""
+        self.is_waiting = True
+
+        def receive(response: Any | None) -> None:
+            self.is_waiting = False
+            if response is None:
+                self.world.count(kind, "unknown")
+                lost()
+            else:
+                answered(response)
+
+        self.link.request(api_key, version, fields, receive)
+        return True
+
+
+UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
+NOT_NOW = frozenset(
+    {
+        ErrorCode.request_timed_out,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.leader_not_available,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.not_enough_replicas_after_append,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.not_coordinator,
+        ErrorCode.concurrent_transactions,
+    }
+)
+
+REFUSED_MEMBER = frozenset(
+    {
+        ErrorCode.unknown_member_id,
+        ErrorCode.illegal_generation,
+        ErrorCode.fenced_instance_id,
+        ErrorCode.stale_member_epoch,
+        ErrorCode.fenced_member_epoch,
+        ErrorCode.group_id_not_found,
+    }
+)
+"""Answers to a member that is none, or not with this generation or epoch: nothing was changed."""

@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
+from tests.support import history
+from tests.support.history import Partition
 from tests.support.simulator.contents import encode, make_contents
-from tests.support.simulator.link import Link
+from tests.support.simulator.link import UNKNOWN_TOPIC, Client
 
-from holdfast.testing import history
-from holdfast.testing.history import Partition
+from holdfast.wire.api_keys import INIT_PRODUCER_ID, PRODUCE
 from holdfast.wire.batch import HEADER_SIZE, NO_TIMESTAMP, SEQUENCE_MAX, read_header, seal
 from holdfast.wire.codecs import Codec
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_MAX = 5
 """Batches of one partition sent and not acknowledged: what the broker remembers of a producer."""
-PRODUCE = 0
-INIT_PRODUCER_ID = 22
-UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 _RETRIABLE = UNKNOWN_TOPIC | {
     ErrorCode.request_timed_out,
     ErrorCode.not_leader_or_follower,
@@ -70,18 +68,15 @@ def produce_fields(
 ) -> dict[str, Any]:
     by_topic: dict[str, dict[str, Any]] = {}
     for known, data in chosen:
-        topic = by_topic.setdefault(
-            known.topic.topic_id,
-            {"name": known.topic.name, "topic_id": known.topic.uuid, "partition_data": []},
-        )
+        name = {"topic_id": known.topic.uuid} if version >= 13 else {"name": known.topic.name}
+        topic = by_topic.setdefault(known.topic.topic_id, {**name, "partition_data": []})
         topic["partition_data"].append({"index": known.index, "records": data})
-    topics = [_without(topic, "name" if version >= 13 else "topic_id") for topic in by_topic.values()]
-    return {"transactional_id": transactional_id, "acks": acks, "timeout": 30_000, "topic_data": topics}
-
-
-def _without(topic: dict[str, Any], key: str) -> dict[str, Any]:
-    del topic[key]
-    return topic
+    return {
+        "transactional_id": transactional_id,
+        "acks": acks,
+        "timeout": 30_000,
+        "topic_data": list(by_topic.values()),
+    }
 
 
 def answers_by_index(version: int, response: Any, chosen: list[KnownPartition]) -> dict[Partition, Any]:
@@ -96,17 +91,14 @@ def answers_by_index(version: int, response: Any, chosen: list[KnownPartition]) 
     }
 
 
-class IdempotentProducer:
+class IdempotentProducer(Client):
     """Sends with a producer id and sequences, several batches in flight, and retries until acknowledged."""
 
     def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.link = Link(world, name)
+        super().__init__(world, name)
         self._session = 0
         self._number = 0
         self._producer_id: tuple[int, int] | None = None
-        self._asking = False
         self._queues: dict[Partition, list[SimulatedBatch]] = {}
         """Batches not yet acknowledged, in sequence; at most IN_FLIGHT_MAX per partition."""
         self._next_sequence: dict[Partition, int] = {}
@@ -119,7 +111,7 @@ class IdempotentProducer:
 
     @property
     def is_settled(self) -> bool:
-        return not self._asking and not any(self._queues.values())
+        return not self.is_waiting and not any(self._queues.values())
 
     def settle(self) -> None:
         """Send again what is not acknowledged."""
@@ -131,7 +123,7 @@ class IdempotentProducer:
 
     def act(self, new: bool = True) -> bool:
         """Send one request; false when there is nothing to send."""
-        if self._asking:
+        if self.is_waiting:
             return False
         if self._producer_id is None or (new and self.is_settled and self.world.rng.random() < 0.03):
             self._ask_for_id()
@@ -150,15 +142,13 @@ class IdempotentProducer:
         return True
 
     def _ask_for_id(self) -> None:
-        self._asking = True
         fields = {"transactional_id": None, "transaction_timeout": 0, "producer_id": -1, "producer_epoch": -1}
-        self.link.request(INIT_PRODUCER_ID, self.world.rng.choice((2, 4, 5)), fields, self._given)
+        version = self.world.rng.choice((2, 4, 5))
+        self.ask("init producer id", INIT_PRODUCER_ID, version, fields, self._given)
 
-    def _given(self, response: Any | None) -> None:
-        self._asking = False
-        if response is None or response.error_code != ErrorCode.none:
-            outcome = "unknown" if response is None else response.error_code.name
-            self.world.count("init producer id", outcome)
+    def _given(self, response: Any) -> None:
+        if response.error_code != ErrorCode.none:
+            self.world.count("init producer id", response.error_code.name)
             return
         self.world.count("init producer id", "ok")
         self.world.observe(history.ProducerIdGiven(response.producer_id, response.producer_epoch))
@@ -272,19 +262,12 @@ class IdempotentProducer:
         self._abandoned.add(known.partition)
 
 
-class PlainProducer:
+class PlainProducer(Client):
     """Sends each batch once, with acks all, 1 or 0, and takes what comes."""
 
     def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.link = Link(world, name)
+        super().__init__(world, name)
         self._number = 0
-
-    is_settled = True
-
-    def settle(self) -> None:
-        """Nothing is sent twice."""
 
     def act(self) -> bool:
         rng = self.world.rng

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tests.support.simulator.transactional_session import Session
 
 if TYPE_CHECKING:
-    from tests.support.simulator.positions import PositionBook
+    from tests.support.simulator.members import GroupOffsets
     from tests.support.simulator.world import World
 
 ZOMBIE_ACTS_MAX = 12
@@ -33,7 +33,7 @@ class _Claim:
 class TransactionalProducer:
     """All sessions of one transactional id, in turn and sometimes at once."""
 
-    def __init__(self, world: World, name: str, book: PositionBook | None = None) -> None:
+    def __init__(self, world: World, name: str, book: GroupOffsets | None = None) -> None:
         self.world = world
         self.name = name
         self.book = book

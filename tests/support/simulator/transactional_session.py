@@ -12,31 +12,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
+from tests.support import history
+from tests.support.history import Partition
 from tests.support.simulator.contents import encode, make_contents
-from tests.support.simulator.link import Link
+from tests.support.simulator.link import NOT_NOW, REFUSED_MEMBER, UNKNOWN_TOPIC, Link
 from tests.support.simulator.producers import (
-    INIT_PRODUCER_ID,
-    PRODUCE,
     SEQUENCE_ERRORS,
-    UNKNOWN_TOPIC,
     SimulatedBatch,
     answers_by_index,
     produce_fields,
 )
-from tests.support.simulator.retriable import NOT_NOW, REFUSED_MEMBER
 
-from holdfast.testing import history
-from holdfast.testing.history import Partition
+from holdfast.wire import api_keys
 
 if TYPE_CHECKING:
-    from tests.support.simulator.positions import PositionBook
+    from tests.support.simulator.members import GroupOffsets
     from tests.support.simulator.transactional import TransactionalProducer
     from tests.support.simulator.world import KnownPartition
 
-ADD_PARTITIONS_TO_TXN = 24
-ADD_OFFSETS_TO_TXN = 25
-END_TXN = 26
-TXN_OFFSET_COMMIT = 28
 IN_FLIGHT_MAX = 2
 _FENCED = frozenset(
     {
@@ -81,8 +74,8 @@ class Session:
         """Partitions and groups the older protocol has told the coordinator of."""
         self._has_content = False
         """The coordinator knows of the transaction: something of it was acknowledged."""
-        self._positions: dict[Partition, int] = {}
-        """Positions to be sent, or sent without an answer."""
+        self._offsets: dict[Partition, int] = {}
+        """Offsets to be sent, or sent without an answer."""
         self._must_abort = False
         self._intent: bool | None = None
         """Commit or abort, once everything is answered that goes before it."""
@@ -138,7 +131,7 @@ class Session:
         if draw < 0.4 or not self._has_content:
             return self._produce(new=True)
         if draw < 0.6:
-            return self._send_positions()
+            return self._send_offsets()
         if draw < 0.95:
             self._intent = self.world.rng.random() < 0.65
             return self._end(self._intent)
@@ -156,8 +149,8 @@ class Session:
             self._end(False)
         elif any(self._queues.values()):
             self._produce(new=False)
-        elif self._positions:
-            self._send_positions()
+        elif self._offsets:
+            self._send_offsets()
         elif self._has_content:
             self._end(True)
         else:
@@ -177,7 +170,7 @@ class Session:
         self._has_content = False
         self._enrolled.clear()
         self._queues.clear()
-        self._positions.clear()
+        self._offsets.clear()
 
     def _ask(
         self,
@@ -245,7 +238,7 @@ class Session:
             self.owner.initialised(self, response is not None)
 
         version = 5 if self._implicit else self.world.rng.choice((2, 3, 4))
-        self._ask("init transactional id", INIT_PRODUCER_ID, version, fields, then, answered)
+        self._ask("init transactional id", api_keys.INIT_PRODUCER_ID, version, fields, then, answered)
         return True
 
     def _given(self, producer_id: int, epoch: int) -> None:
@@ -307,7 +300,7 @@ class Session:
         self.world.faults.bad_moment(0.02)
         data = [(known, batch.data) for known, batch in chosen]
         fields = produce_fields(version, -1, data, self.transactional_id)
-        self._link.request(PRODUCE, version, fields, partial(self._produced, version, chosen))
+        self._link.request(api_keys.PRODUCE, version, fields, partial(self._produced, version, chosen))
 
     def _produced(
         self, version: int, chosen: list[tuple[KnownPartition, SimulatedBatch]], response: Any | None
@@ -380,7 +373,7 @@ class Session:
 
         version = self.world.rng.choice((0, 2, 3))
         self._may_be_begun = True
-        self._ask("add partitions to txn", ADD_PARTITIONS_TO_TXN, version, fields, then)
+        self._ask("add partitions to txn", api_keys.ADD_PARTITIONS_TO_TXN, version, fields, then)
         return True
 
     def _coordinator_error(self, error: ErrorCode, what: str) -> None:
@@ -389,17 +382,17 @@ class Session:
         elif error not in NOT_NOW:
             self.world.refused(f"{self.name}: {what}", error)
 
-    # Positions
+    # Committed offsets
 
-    def _send_positions(self) -> bool:
+    def _send_offsets(self) -> bool:
         book = self.owner.book
         if self._asking or book is None:
             return False
         if not self._implicit and book.group not in self._enrolled:
             return self._add_group(book)
-        if not self._positions:
-            self._positions = book.next_positions()
-        if not self._positions:
+        if not self._offsets:
+            self._offsets = book.next_offsets()
+        if not self._offsets:
             return False
         assert self._transaction is not None
         commit = book.name(self.name)
@@ -407,43 +400,43 @@ class Session:
         fields = {
             **self._identity(),
             "group_id": book.group,
-            "topics": book.to_topics(self._positions, commit),
+            "topics": book.to_topics(self._offsets, commit),
             "member_id": member.member_id,
             "generation_id": member.generation,
             "group_instance_id": member.instance_id,
         }
-        positions = dict(self._positions)
+        offsets = dict(self._offsets)
         self.world.observe(
-            history.PositionsCommitSent(
-                book.group, commit, positions, member.member_id, member.generation, self._transaction
+            history.OffsetsCommitSent(
+                book.group, commit, offsets, member.member_id, member.generation, self._transaction
             )
         )
-        self.world.say(f"{self.name}: {commit} of {book.group} {book.show(self._positions)}")
+        self.world.say(f"{self.name}: {commit} of {book.group} {book.show(self._offsets)}")
         version = 5 if self._implicit else self.world.rng.choice((3, 4))
-        then = partial(self._positions_answered, book, commit, positions)
-        self._ask("send offsets to txn", TXN_OFFSET_COMMIT, version, fields, then)
+        then = partial(self._positions_answered, book, commit, offsets)
+        self._ask("send offsets to txn", api_keys.TXN_OFFSET_COMMIT, version, fields, then)
         return True
 
     def _positions_answered(
-        self, book: PositionBook, commit: str, positions: dict[Partition, int], response: Any
+        self, book: GroupOffsets, commit: str, offsets: dict[Partition, int], response: Any
     ) -> str:
         error = book.error_of(response)
-        everything = tuple(positions)
+        everything = tuple(offsets)
         if error == ErrorCode.none:
             self._has_content = True
-            self._positions = {}
-            book.accepted(positions)
-            self.world.observe(history.PositionsCommitAnswered(book.group, commit, accepted=everything))
+            self._offsets = {}
+            book.accepted(offsets)
+            self.world.observe(history.OffsetsCommitAnswered(book.group, commit, accepted=everything))
         elif error in REFUSED_MEMBER:
-            self.world.observe(history.PositionsCommitAnswered(book.group, commit, refused=everything))
+            self.world.observe(history.OffsetsCommitAnswered(book.group, commit, refused=everything))
             self._must_abort = True
         else:
             if error in _FENCED:
-                self.world.observe(history.PositionsCommitAnswered(book.group, commit, refused=everything))
+                self.world.observe(history.OffsetsCommitAnswered(book.group, commit, refused=everything))
             self._coordinator_error(error, "send offsets")
         return str(error.name)
 
-    def _add_group(self, book: PositionBook) -> bool:
+    def _add_group(self, book: GroupOffsets) -> bool:
         def then(response: Any) -> str:
             error = response.error_code
             if error == ErrorCode.none:
@@ -456,7 +449,7 @@ class Session:
         version = self.world.rng.choice((2, 3, 4))
         fields = {**self._identity(), "group_id": book.group}
         self._may_be_begun = True
-        self._ask("add offsets to txn", ADD_OFFSETS_TO_TXN, version, fields, then)
+        self._ask("add offsets to txn", api_keys.ADD_OFFSETS_TO_TXN, version, fields, then)
         return True
 
     # The end
@@ -469,7 +462,7 @@ class Session:
         assert self._transaction is not None
         if not commit:
             self._queues.clear()
-            self._positions = {}
+            self._offsets = {}
         self._ending = commit
         self.world.observe(history.TransactionEndRequested(self._transaction, commit))
         self.world.say(f"{self.name}: {'commit' if commit else 'abort'} {self._transaction}")
@@ -477,13 +470,13 @@ class Session:
         fields = {**self._identity(), "committed": commit}
         version = 5 if self._implicit else self.world.rng.choice((2, 3, 4))
         kind = "commit" if commit else "abort"
-        self._ask(f"end txn: {kind}", END_TXN, version, fields, partial(self._ended, commit))
+        self._ask(f"end txn: {kind}", api_keys.END_TXN, version, fields, partial(self._ended, commit))
         return True
 
     def _may_end(self, commit: bool) -> bool:
         """A commit waits for everything; so does an older client's abort, whose epoch stays the same."""
         if commit:
-            return self._has_content and not any(self._queues.values()) and not self._positions
+            return self._has_content and not any(self._queues.values()) and not self._offsets
         return self._implicit or (self._has_content and not any(self._queues.values()))
 
     def _finish_first(self, commit: bool) -> bool:
@@ -492,8 +485,8 @@ class Session:
                 self.die("an older client cannot abort what is still on its way")
                 return False
             return self._produce(new=False)
-        if self._positions and commit:
-            return self._send_positions()
+        if self._offsets and commit:
+            return self._send_offsets()
         if not self._has_content:
             self._forget_transaction()
         return False

@@ -11,28 +11,22 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from tests.support.simulator.admin import Administrator
-from tests.support.simulator.classic_members import COOPERATIVE, EAGER, ClassicMember
-from tests.support.simulator.consumer_members import ConsumerMember
-from tests.support.simulator.consumers import EARLIEST, Consumer
-from tests.support.simulator.group_tool import GroupTool
+from tests.support import history
+from tests.support.history import Partition
+from tests.support.simulator.consumers import EARLIEST, Consumer, SessionConsumer
+from tests.support.simulator.group_members import COOPERATIVE, EAGER, ClassicMember, ConsumerMember
 from tests.support.simulator.link import Link
-from tests.support.simulator.members import Group, MakeMember, Membership
-from tests.support.simulator.positions import PositionBook, PositionsReading
+from tests.support.simulator.members import Group, GroupOffsets, MakeMember, Membership, OffsetsReading
+from tests.support.simulator.operators import Administrator, GroupTool, Stranger
 from tests.support.simulator.producers import IdempotentProducer, PlainProducer
-from tests.support.simulator.session_consumer import SessionConsumer
-from tests.support.simulator.stranger import Stranger
 from tests.support.simulator.transactional import TransactionalProducer
-
-from holdfast.testing import history
-from holdfast.testing.history import Partition
 
 if TYPE_CHECKING:
     from tests.support.simulator.world import World
 
 
 LASTING = ("orders", "payments")
-"""Topics that groups read: never deleted, since a group's positions go with them."""
+"""Topics that groups read: never deleted, since a group's committed offsets go with them."""
 Kind: TypeAlias = Literal["records", "transactions", "groups", "everything"]
 KINDS: tuple[Kind, ...] = ("records", "transactions", "groups", "everything")
 
@@ -65,7 +59,7 @@ class Workload:
         self._world = world
         self._actors: list[Actor] = []
         self._weights: list[int] = []
-        self._books: list[PositionBook] = []
+        self._books: list[GroupOffsets] = []
         self.kind = world.rng.choice(KINDS)
         self.flushes_max = 1 if self.kind == "records" else 4
         """How much the disk gets done in a step at best: what coordinators do takes several flushes in turn."""
@@ -87,8 +81,8 @@ class Workload:
         if self.kind in ("transactions", "everything"):
             self._add_transactions()
 
-    def _book(self, group: str, topics: tuple[str, ...] = LASTING) -> PositionBook:
-        book = PositionBook(self._world, group, topics)
+    def _book(self, group: str, topics: tuple[str, ...] = LASTING) -> GroupOffsets:
+        book = GroupOffsets(self._world, group, topics)
         self._books.append(book)
         return book
 
@@ -155,9 +149,9 @@ class Workload:
         yield LogReading(self._world, f"reader {when}")
         yield LogReading(self._world, f"reader of committed {when}", committed_only=True)
         self._world.observe(history.EverythingSettled())
-        link = Link(self._world, f"reader of positions {when}")
+        link = Link(self._world, f"reader of committed offsets {when}")
         for book in self._books:
-            yield PositionsReading(book, link)
+            yield OffsetsReading(book, link)
 
 
 class MetadataReading:
@@ -194,7 +188,7 @@ class LogReading:
     def act(self) -> None:
         reader = self._reader
         reader.link.deliver()
-        if not reader.is_idle:
+        if reader.is_waiting:
             return
         unknown = [known for known in self._waiting if known.partition not in self._asked]
         if unknown:
@@ -209,7 +203,7 @@ class LogReading:
             if self._reader.committed_only:
                 shown = tuple(self._reader.shown.get(known.partition, ()))
                 self._world.observe(history.PartitionScanned(self._reader.name, known.partition, shown))
-        return not self._waiting and self._reader.is_idle
+        return not self._waiting and not self._reader.is_waiting
 
     def _is_read(self, partition: Partition) -> bool:
         end = self._reader.ends.get(partition)

@@ -3,37 +3,37 @@
 A step lets a client act, carries out or reports a flush, runs background work, or lets time pass; then the
 broker's turn ends and answers reach their clients. Nothing else moves. When a seed's operations are done its
 faults end, clients retry until everything is settled, and readers that know nothing read every partition,
-after a kill and again after a power loss.
+after a kill and again after a power loss. A `Report` says what a run of seeds did: operations by kind and outcome, and
+how often each fault hit.
 """
 
 from __future__ import annotations
 
 import random
 import traceback
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
+from tests.support import history
 from tests.support.absences import Absence, Environment
-from tests.support.simulator.admin import PARTITIONS_MAX, Trait
-from tests.support.simulator.broker import Broker, Seams, SimulatedFlusher
+from tests.support.checkers import Checkers, Violation
+from tests.support.history import Event, Partition
+from tests.support.simulator.broker import DATA_DIRECTORIES, Broker, MakeSeams, SimulatedFlusher
 from tests.support.simulator.contents import BatchReader
 from tests.support.simulator.faults import Faults
 from tests.support.simulator.link import Link
 from tests.support.simulator.mutants import HEALTHY, Mutant
-from tests.support.simulator.node_broker import DATA_DIRECTORIES, start_node
-from tests.support.simulator.report import Report, SeedFailed
+from tests.support.simulator.operators import PARTITIONS_MAX, Trait
 from tests.support.simulator.workloads import Workload
 
+from holdfast.broker.node.services import NodeSeams
 from holdfast.errors import CorruptLog, DataDirectoryError
-from holdfast.testing import history
-from holdfast.testing.checkers import Checkers, Violation
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import PowerLost, SimulatedDisk
-from holdfast.testing.fakes import InlineWorker, SeededRandomness
-from holdfast.testing.history import Event, Partition
+from holdfast.testing.fakes import InlineWorker, ManualClock, SeededRandomness
 
 OPERATIONS_MIN = 200
 TAKEN_LIKELIHOOD = 0.1
@@ -209,9 +209,10 @@ class World:
 
     # The broker's lives.
 
-    def _seams(self, flusher: SimulatedFlusher, worker: InlineWorker) -> Seams:
-        return Seams(
-            file_system=self.mutant.file_system(self.disk),
+    def _seams(self, flusher: SimulatedFlusher, worker: InlineWorker) -> MakeSeams:
+        return partial(
+            NodeSeams,
+            fs=self.disk,
             clock=self.clock,
             randomness=self._randomness,
             flusher=flusher,
@@ -245,7 +246,7 @@ class World:
             self.take_away(DIRECTORIES_TAKEN + (FILES_TAKEN if self._was_stopped else ()))
         self.say("the broker starts")
         try:
-            self.broker = self.mutant.start(start_node, self._seams(self.flusher, self.worker))
+            self.broker = self.mutant.start(self._seams(self.flusher, self.worker))
         except (DataDirectoryError, CorruptLog) as refusal:
             self._start_refused(refusal)
             return
@@ -280,7 +281,7 @@ class World:
 
     def start_another(self) -> None:
         """Start a second broker beside the first; raises what it raises."""
-        start_node(self._seams(SimulatedFlusher(self.disk), InlineWorker(self.disk)))
+        Broker(self._seams(SimulatedFlusher(self.disk), InlineWorker(self.disk)))
 
     def lose_power(self) -> None:
         self.say("*** power loss")
@@ -502,3 +503,71 @@ def run_seed(seed: int, mutant: Mutant = HEALTHY) -> Report:
         world.trace += where
         raise SeedFailed(seed, name, "broke-down", f"{type(error).__name__}: {error}", world.trace) from error
     return world.report
+
+
+EFFECTS = ("page lost", "page torn", "directory change lost")
+"""What power loss did to the disk: counted beside the faults, and no faults of their own."""
+
+
+class SeedFailed(Exception):
+    """A seed broke a rule; carries what is needed to see why, and to run it again."""
+
+    def __init__(self, seed: int, mutant: str | None, rule: str, message: str, trace: Iterable[str]) -> None:
+        self.seed = seed
+        self.mutant = mutant
+        self.rule = rule
+        self.trace = list(trace)
+        super().__init__(f"seed {seed}{f' with mutant {mutant}' if mutant else ''}: {message}")
+
+    def explain(self, lines_max: int = 60) -> str:
+        """The end of the trace, the rule that broke, and how to run it again."""
+        tail = self.trace[-lines_max:]
+        left_out = len(self.trace) - len(tail)
+        head = [f"... {left_out} earlier lines ..."] if left_out else []
+        again = f"python -m tests.support.simulator --first {self.seed} --seeds 1"
+        if self.mutant:
+            again += f" --mutant {self.mutant}"
+        return "\n".join([*head, *tail, str(self), f"run it again: {again}"])
+
+
+class Report:
+    """Counts over one or many seeds."""
+
+    def __init__(self) -> None:
+        self.seeds = 0
+        self.operations: Counter[tuple[str, str]] = Counter()
+        """By kind and outcome; a produce to several partitions has one outcome for each."""
+        self.operations_sent = 0
+        """Requests that clients sent on their own account, retries and readings at the end not counted."""
+        self.faults: Counter[str] = Counter()
+        self.records_acknowledged = 0
+        self.records_read = 0
+        self.restarts = 0
+
+    def add(self, other: Report) -> None:
+        self.seeds += other.seeds
+        self.operations.update(other.operations)
+        self.operations_sent += other.operations_sent
+        self.faults.update(other.faults)
+        self.records_acknowledged += other.records_acknowledged
+        self.records_read += other.records_read
+        self.restarts += other.restarts
+
+    @property
+    def faults_struck(self) -> int:
+        return sum(count for name, count in self.faults.items() if name not in EFFECTS)
+
+    def table(self) -> str:
+        lines = [
+            f"{self.seeds:,} seeds, {self.operations_sent:,} client operations, "
+            f"{self.records_acknowledged:,} records acknowledged, {self.records_read:,} read, "
+            f"{self.restarts:,} starts",
+            "",
+            f"{'fault':<34}{'hits':>10}{'per seed':>10}",
+        ]
+        for name, count in sorted(self.faults.items()):
+            lines.append(f"{name:<34}{count:>10,}{count / max(1, self.seeds):>10.2f}")
+        lines += ["", f"{'operation':<34}{'outcome':<22}{'count':>10}"]
+        for (kind, outcome), count in sorted(self.operations.items()):
+            lines.append(f"{kind:<34}{outcome:<22}{count:>10,}")
+        return "\n".join(lines)

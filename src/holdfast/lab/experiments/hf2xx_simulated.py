@@ -23,15 +23,14 @@ from holdfast.lab.experiments.hf2xx_timed import (
     hf211_timed,
     hf411_timed,
 )
-from holdfast.testing.bare_groups import BareMember
+from holdfast.testing.bare_clients import BareMember, TransactionalProducer
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.committed_reader import read_answer
 from holdfast.testing.disk import Fault, SimulatedDisk
 from holdfast.testing.engines import Engine, NotComeAbout
+from holdfast.testing.fakes import ManualClock
 from holdfast.testing.forgetful_mount import ForgetfulMount, why_not
-from holdfast.testing.transactional_producer import TransactionalProducer
 from holdfast.wire.batch import Record, build_batch
 
 FETCH: Final = 1

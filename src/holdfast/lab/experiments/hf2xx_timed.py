@@ -136,7 +136,7 @@ def hf210_timed(lab: Lab, lag_ms: str, fault: str) -> None:
     reader.read(1)
     ids = [f"balance-{number}" for number in range(1, lab.random.randint(6, 9))]
     write_slowly(lab, scene, topics, ids, key="account")
-    away(lab, fault, lambda: len(list(read_log(scene.bootstrap_servers, topics[1], 1))) <= 3)
+    away(lab, fault, lambda: len(list(read_log(scene.bootstrap_servers, topics[1]))) <= 3)
     reader.read()
     lab.position(scene, reader.group, topics[0])
     lab.scan(scene, topics[0], compacted=True)

@@ -19,8 +19,8 @@ from holdfast.client import CommittedOffsetLost, Consumer, HandlerFailed, Messag
 from holdfast.lab.checking import DUPLICATED, LOST
 from holdfast.lab.experiment import Claim, Experiment, Lab
 from holdfast.lab.watching import id_of
-from holdfast.testing.apache import die_with_parent
 from holdfast.testing.engines import wait_until
+from holdfast.testing.processes import die_with_parent
 from holdfast.testing.risks import SHORT_SESSION, Background, Program, numbers, take, value_of
 
 MEMBER_KILLED: Final = "the consumer is killed"

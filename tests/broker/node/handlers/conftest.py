@@ -13,9 +13,8 @@ from holdfast.broker.node.context import Part
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import NodeSeams
 from holdfast.config.broker import BrokerConfig
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
+from holdfast.testing.fakes import InlineWorker, ManualClock, ManualFlusher, SeededRandomness
 from holdfast.wire import messages
 from holdfast.wire.apis import BY_KEY, FLEXIBLE_FROM
 from holdfast.wire.metadata_records import EndPoint

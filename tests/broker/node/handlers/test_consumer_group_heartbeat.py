@@ -188,7 +188,7 @@ def fetch(client: BareClient, member_id: str | None, epoch: int) -> Any:
     return client.ask(OFFSET_FETCH, 9, groups=[group], require_stable=False).groups[0].error_code
 
 
-def test_positions_are_committed_and_fetched_with_the_member_epoch(node: BareNode) -> None:
+def test_committed_offsets_are_committed_and_fetched_with_the_member_epoch(node: BareNode) -> None:
     client = node.connect()
     beat(client, "ann", 0)
     assert commit(client, "ann", 2) == 0

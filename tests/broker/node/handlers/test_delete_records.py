@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault, SimulatedDisk
-from holdfast.testing.disk_handles import SimulatedFile
+from holdfast.testing.disk_files import SimulatedFile
 from holdfast.wire.batch import make_batch
 
 BATCH = make_batch([b"a", b"b"], timestamp=1_700_000_000_000)

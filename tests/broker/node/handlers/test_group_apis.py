@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
-from holdfast.testing.bare_groups import (
+from holdfast.testing.bare_clients import (
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     HEARTBEAT,
@@ -288,7 +288,7 @@ def test_no_topics_named_means_all(ann: BareMember, version: int) -> None:
     assert [partition.committed_offset for partition in orders.partitions] == [5, 6]
 
 
-def test_positions_of_a_topic_go_with_it(node: BareNode, ann: BareMember) -> None:
+def test_committed_offsets_of_a_topic_go_with_it(node: BareNode, ann: BareMember) -> None:
     ann.commit({("orders", 0): 5})
     ann.client.ask(20, 5, topic_names=["orders"], timeout=5000)
     ann.client.create_topic("orders", 2)
@@ -306,7 +306,7 @@ def test_a_simple_group_commits_without_members(node: BareNode) -> None:
 
 
 @pytest.mark.parametrize("group_id", ["", "with spaces / and * signs", "ünïcödé 🦉"])
-def test_positions_of_groups_with_odd_names(node: BareNode, group_id: str) -> None:
+def test_committed_offsets_of_groups_with_odd_names(node: BareNode, group_id: str) -> None:
     nobody = BareMember(node, group_id)
     assert nobody.commit({("orders", 0): 5}) == [ErrorCode.none]
     assert nobody.positions() == {("orders", 0): 5}

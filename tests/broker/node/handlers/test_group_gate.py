@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from holdfast.testing.bare_groups import (
+from holdfast.testing.bare_clients import (
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     HEARTBEAT,
@@ -19,8 +19,8 @@ from holdfast.testing.bare_groups import (
     BareMember,
 )
 from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
+from holdfast.testing.fakes import ManualClock
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "3"}
 
@@ -101,7 +101,7 @@ def test_leaving_waits(node: BareNode, ann: BareMember) -> None:
     assert_waits_for_the_flush(node, ann.client, correlation_id)
 
 
-def test_answers_about_other_shards_do_not_wait(node: BareNode, ann: BareMember) -> None:
+def test_answers_about_other_partitions_do_not_wait(node: BareNode, ann: BareMember) -> None:
     others = (BareMember(node, f"other {number}") for number in range(50))
     other = next(
         other
@@ -139,7 +139,7 @@ def test_a_full_disk_refuses_and_nothing_changes(node: BareNode, ann: BareMember
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "lose_power"])
-def test_a_restart_keeps_generation_members_assignments_and_positions(end: str) -> None:
+def test_a_restart_keeps_generation_members_assignments_and_committed_offsets(end: str) -> None:
     node = BareNode(SETTINGS)
     node.connect().create_topic("orders", 4)
     ann = BareMember(node, "group")
@@ -166,7 +166,7 @@ def test_a_restart_keeps_generation_members_assignments_and_positions(end: str) 
     assert bob.beat() is ErrorCode.none, "members get a whole session after a start"
 
 
-def test_positions_outlive_a_deletion_that_a_crash_undoes(node: BareNode, ann: BareMember) -> None:
+def test_committed_offsets_outlive_a_deletion_that_a_crash_undoes(node: BareNode, ann: BareMember) -> None:
     ann.commit({("orders", 0): 5})
     journal = node.node.groups.find("group", node.clock.now()).journal
     end_offset = journal.hosted.log.end_offset
@@ -178,7 +178,7 @@ def test_positions_outlive_a_deletion_that_a_crash_undoes(node: BareNode, ann: B
     assert BareMember(again, "group").positions() == ({} if gone else {("orders", 0): 5})
 
 
-def test_positions_go_once_the_deletion_is_durable(node: BareNode, ann: BareMember) -> None:
+def test_committed_offsets_go_once_the_deletion_is_durable(node: BareNode, ann: BareMember) -> None:
     ann.commit({("orders", 0): 5})
     ann.client.begin(20, 5, topic_names=["orders"], timeout=5000)
     ann.client.begin(
@@ -235,7 +235,7 @@ def crash_after(operations: int, seed: int, end: str) -> tuple[Copier, BareNode]
 
 
 @pytest.mark.parametrize("end", ["kill", "lose_power"])
-def test_acknowledged_positions_survive_an_end_at_any_operation(end: str) -> None:
+def test_acknowledged_offsets_survive_an_end_at_any_operation(end: str) -> None:
     outcomes = set()
     for operations in range(1, 120, 1 if end == "kill" else 2):
         copier, node = crash_after(operations, operations, end)

@@ -1,14 +1,25 @@
-"""What must hold of the cluster's metadata: producer ids are given once, acknowledged changes of topics stay."""
+"""What must hold of every history, however the broker was killed, cut off or starved of disk.
+
+Each checker takes events (`tests.support.history`) one at a time, raises `Violation` at the first that
+breaks its rule, and never looks at the broker. Their rules stand in their modules:
+
+    checkers_records        records: none lost, none twice, none changed; compacted topics keep the last value of each
+                            key; lookups by time
+    checkers_coordinators   all of a transaction or none; members and what they own; committed offsets
+    here                    the cluster's metadata: producer ids are given once, acknowledged changes of topics stay
+
+An outcome the client never learnt may be either; both, or half of it, breaks one of the rules.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from holdfast.testing import history
-from holdfast.testing.checkers_base import broken
-from holdfast.testing.history import Event, Partition
+from tests.support import history
+from tests.support.checkers_coordinators import MembershipChecker, OffsetsChecker, TransactionsChecker
+from tests.support.checkers_records import CompactionChecker, LookupsChecker, RecordsChecker
+from tests.support.history import Checker, Event, Partition, Violation, broken
 
 
 class ProducerIdsChecker:
@@ -38,7 +49,7 @@ class _Topic:
     acknowledged: bool = False
 
 
-class TopicsChecker:
+class TopicsChecker(Checker):
     """The cluster's metadata: acknowledged changes stay, leader epochs rise."""
 
     def __init__(self) -> None:
@@ -54,7 +65,7 @@ class TopicsChecker:
         """Ids that were mentioned when each reader's request left."""
         self._configs: dict[tuple[str, str], set[str | None]] = {}
         """Values a setting may have; None stands for whatever it was before the first alteration."""
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self.handlers = {
             history.BrokerStarted: self._started,
             history.TopicCreationRequested: self._creation_requested,
             history.TopicCreated: self._created,
@@ -70,11 +81,6 @@ class TopicsChecker:
             history.ConfigAltered: self._config_altered,
             history.ConfigRead: self._config_read,
         }
-
-    def observe(self, event: Event) -> None:
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
 
     def _started(self, _: history.BrokerStarted) -> None:
         self._epochs_before_start = dict(self._epochs)
@@ -193,3 +199,37 @@ class TopicsChecker:
         if allowed is not None and None not in allowed and event.value not in allowed:
             broken("config-lost", f"{event.key} of {event.name} is {event.value}; expected one of {allowed}")
         self._configs[event.name, event.key] = {event.value}
+
+
+__all__ = ["Checkers", "Violation", "check"]
+
+
+class Checkers:
+    """All checkers over one history."""
+
+    def __init__(self) -> None:
+        self.records = RecordsChecker()
+        self.transactions = TransactionsChecker()
+        self.membership = MembershipChecker()
+        self.positions = OffsetsChecker(self.transactions, self.membership)
+        self._all = (
+            self.records,
+            self.transactions,
+            self.membership,
+            self.positions,
+            CompactionChecker(self.transactions),
+            LookupsChecker(self.records),
+            ProducerIdsChecker(),
+            TopicsChecker(),
+        )
+
+    def observe(self, event: Event) -> None:
+        for checker in self._all:
+            checker.observe(event)
+
+
+def check(events: Iterable[Event]) -> None:
+    """Raise `Violation` when the history breaks a rule."""
+    checkers = Checkers()
+    for event in events:
+        checkers.observe(event)

@@ -1,4 +1,4 @@
-"""What clients did and saw, as events: the input of `holdfast.testing.checkers`.
+"""What clients did and saw, as events: the input of `tests.support.checkers`.
 
 A history is a sequence of these events in the order in which one observer outside the broker saw them. A
 simulator writes it, and so can any test that kills real processes. The observer sees requests leave and
@@ -8,14 +8,18 @@ whatever was acknowledged before the first must show in the second.
 
 A partition is named by its topic's identity and its index; the identity is the topic id where topics are
 deleted and recreated, or simply the name where they are not. Every record value of a history is unique.
+
+`Checker` and `Violation` are how a checker takes events and says that a history breaks a rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 Partition: TypeAlias = tuple[str, int]
+Event: TypeAlias = NamedTuple
+"""Any of those below; a checker takes those it knows by their type."""
 
 
 class BatchSent(NamedTuple):
@@ -318,8 +322,8 @@ class TransactionEnded(NamedTuple):
     """Every partition can be read up to the end of the transaction, as far as it is concerned."""
 
 
-class PositionsCommitSent(NamedTuple):
-    """A group's positions leave for the broker; `commit` is unique and travels with each as its metadata."""
+class OffsetsCommitSent(NamedTuple):
+    """A group's committed offsets leave for the broker; `commit` is unique and travels with each as its metadata."""
 
     group: str
     commit: str
@@ -329,7 +333,7 @@ class PositionsCommitSent(NamedTuple):
     transaction: str | None = None
 
 
-class PositionsCommitAnswered(NamedTuple):
+class OffsetsCommitAnswered(NamedTuple):
     """Of some positions the broker says that it has taken them, of others that it has not and never will."""
 
     group: str
@@ -338,25 +342,25 @@ class PositionsCommitAnswered(NamedTuple):
     refused: tuple[Partition, ...] = ()
 
 
-class PositionsDeletionRequested(NamedTuple):
+class OffsetsDeletionRequested(NamedTuple):
     group: str
     deletion: str
     partitions: tuple[Partition, ...]
 
 
-class PositionsDeleted(NamedTuple):
+class OffsetsDeleted(NamedTuple):
     """The deletion was acknowledged."""
 
     group: str
     deletion: str
 
 
-class PositionsFetchBegun(NamedTuple):
+class OffsetsFetchBegun(NamedTuple):
     reader: str
     group: str
 
 
-class PositionsFetched(NamedTuple):
+class OffsetsFetched(NamedTuple):
     """Positions with the commit each came with, as the broker told; None where there is none."""
 
     reader: str
@@ -431,56 +435,24 @@ class PartitionsGiven(NamedTuple):
     at_ms: int
 
 
-Event: TypeAlias = (
-    BatchSent
-    | BatchAcknowledged
-    | BatchRefused
-    | SequenceRefused
-    | ReadBegun
-    | BatchesRead
-    | ReadOutOfRange
-    | OffsetsListed
-    | TimeLookedUp
-    | ScanBegun
-    | PartitionScanned
-    | PartitionMissing
-    | DeletionRequested
-    | DeletionAcknowledged
-    | ExpiryAllowed
-    | CompactionAllowed
-    | LossAllowed
-    | PageCacheLost
-    | ExpiryForgotten
-    | ProducerIdGiven
-    | BrokerStarted
-    | TopicCreationRequested
-    | TopicCreated
-    | PartitionsRequested
-    | PartitionsCreated
-    | TopicDeletionRequested
-    | TopicDeleted
-    | ConfigRequested
-    | ConfigAltered
-    | ConfigRead
-    | TopicMentioned
-    | MetadataBegun
-    | MetadataRead
-    | TransactionalIdTaken
-    | TransactionBegun
-    | TransactionEndRequested
-    | TransactionEnded
-    | PositionsCommitSent
-    | PositionsCommitAnswered
-    | PositionsDeletionRequested
-    | PositionsDeleted
-    | PositionsFetchBegun
-    | PositionsFetched
-    | EverythingSettled
-    | GroupDeletionRequested
-    | GenerationAssigned
-    | MemberAlive
-    | MemberDropped
-    | MemberLeaving
-    | PartitionsHeld
-    | PartitionsGiven
-)
+class Violation(AssertionError):
+    """A history that breaks a rule."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"{rule}: {message}")
+        self.rule = rule
+
+
+def broken(rule: str, message: str) -> NoReturn:
+    raise Violation(rule, message)
+
+
+class Checker:
+    """Hands each event to the method that is there for its type."""
+
+    handlers: dict[type[Any], Callable[[Any], None]]
+
+    def observe(self, event: Event) -> None:
+        handler = self.handlers.get(type(event))
+        if handler is not None:
+            handler(event)

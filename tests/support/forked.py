@@ -30,11 +30,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from holdfast.testing.processes import ask_to_die
 
 REQUEST_BYTES_MAX: Final = 128 << 10
 """A command line and an environment in one datagram; what comes to more is started the usual way."""
-_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _STREAMS: Final = 3
 _ADOPTION_SECONDS_MAX: Final = 10.0
@@ -49,11 +51,6 @@ _PRELOADED: Final = (
     "pydantic.type_adapter",
     "typer.rich_utils",
 )
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the one that started it dies, however it dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -78,13 +75,13 @@ class Order(NamedTuple):
 
 
 def _can_be_forked(command: Sequence[str], options: Mapping[str, Any]) -> bool:
-    environment = options.get("env") or os.environ
+    environment, preexec = options.get("env") or os.environ, options.get("preexec_fn")
     return (
         sys.platform == "linux"
         and list(command[:2]) == [sys.executable, "-m"]
         and command[2].startswith("holdfast.")
         and options.keys() <= {"stdin", "stdout", "stderr", "env", "cwd", "preexec_fn"}
-        and options.get("preexec_fn") in (None, die_with_parent)
+        and (preexec is None or getattr(preexec, "func", None) is ask_to_die)
         and _read_at_start(environment) == _read_at_start(os.environ)
         and sum(map(len, command)) + sum(len(name) + len(value) for name, value in environment.items())
         < REQUEST_BYTES_MAX // 2
@@ -162,6 +159,7 @@ class _Nursery:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).parents[2],  # from where it is found by its name, wherever a test has gone
             )
         self._socket = ours
         self._owner_pid = os.getpid()
@@ -219,7 +217,7 @@ def _become(order: Order, streams: Sequence[int], parent_pid: int) -> None:
             os._exit(1)
         time.sleep(0)
     if order.dies_with_parent:
-        die_with_parent()
+        ask_to_die(parent_pid, signal.SIGKILL)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -11,11 +11,9 @@ What a sink holds is then compared with what it must hold, place by place.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -25,21 +23,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
+from tests.support.history import Violation
 
 from holdfast.client.dead_letter_dialects import read_failure
-from holdfast.testing.checkers_base import Violation
-from holdfast.testing.decided import await_decided
-from holdfast.testing.engines import QUIET
+from holdfast.testing.engines import QUIET, await_decided, read_log
+from holdfast.testing.processes import MARK, POLL_SECONDS, die_with_parent, kill_marked
 
 BROKEN_EVERY: Final = 97
 WAIT_SECONDS_MAX: Final = 300.0
 """For a Spark to start and to do a batch, on a machine that has other work."""
-POLL_SECONDS: Final = 0.02
 SHOWN: Final = 5
 ONCE: Final = "S6"
-MARK: Final = "HOLDFAST_CHAOS"
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class Row(NamedTuple):
@@ -99,10 +94,6 @@ def order(part: int, number: int) -> bytes:
 # ------------------------------------------------------------------------------- the process
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 class PipelineProcess:
     """`holdfast pipeline run`, again and again on the same definition."""
 
@@ -123,7 +114,7 @@ class PipelineProcess:
                 stderr=output,
                 env={**os.environ, MARK: self._mark},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent(),
             )
 
     def require_alive(self) -> None:
@@ -141,7 +132,8 @@ class PipelineProcess:
         """SIGKILL to all of it, or to the driver alone."""
         assert self._process is not None
         if whole:
-            self._kill_marked()
+            # Everything this run started, and what earlier ones left.
+            kill_marked(self._mark, self._process)
         self._process.kill()
         self._process.wait()
 
@@ -150,18 +142,6 @@ class PipelineProcess:
         if self._process is not None:
             self.kill(whole=True)
             self._process = None
-
-    def _kill_marked(self) -> None:
-        """Everything this run started, and what earlier ones left, until nothing is there."""
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while members := marked(self._mark):
-            assert time.monotonic() < deadline, f"processes that cannot be killed: {members}"
-            for pid in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(POLL_SECONDS)
-            if self._process is not None:
-                self._process.poll()
 
     def said(self) -> str:
         return self._output.read_text(encoding="utf-8", errors="replace")[-4000:]
@@ -185,18 +165,6 @@ class PipelineProcess:
                     if document.get("event") == "batch":
                         found.append(document)
         return found
-
-
-def marked(mark: str) -> list[int]:
-    """The processes that were started with this mark, directly or not, and have not ended."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            gone = contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError)
-            with gone, open(f"/proc/{name}/environ", "rb") as file:
-                if f"{MARK}={mark}".encode() in file.read().split(b"\0"):
-                    found.append(int(name))
-    return found
 
 
 # ------------------------------------------------------------------------------- the storm
@@ -345,29 +313,4 @@ def dead_letter_rows(bootstrap_servers: str, topic: str) -> Iterator[Row]:
 def committed(bootstrap_servers: str, topic: str) -> Iterator[Any]:
     """Every message of a topic that a reader of committed ones sees."""
     assert await_decided(bootstrap_servers, topic, WAIT_SECONDS_MAX), f"{topic} is not decided"
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "reads-without-a-group",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
-            **QUIET,
-        }
-    )
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    try:
-        left = set(consumer.list_topics(topic, 30).topics[topic].partitions)
-        consumer.assign([TopicPartition(topic, index, 0) for index in left])
-        while left:
-            assert time.monotonic() < deadline, f"the end of {topic} is not reached: {sorted(left)}"
-            for message in consumer.consume(10_000, 0.2):
-                error = message.error()
-                if error is None:
-                    yield message
-                    continue
-                assert error.code() == KafkaError._PARTITION_EOF, error
-                left.discard(message.partition())
-    finally:
-        consumer.close()
+    return read_log(bootstrap_servers, topic, seconds=WAIT_SECONDS_MAX)
