@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 
 from holdfast.seams import FileSystem, FlushTarget
 
@@ -26,24 +27,18 @@ def parent_of(path: str) -> str:
 def write_atomically(fs: FileSystem, path: str, data: bytes) -> None:
     """Replace the content of `path` by `data`, durably. On `OSError` the old content may still stand."""
     aside = path + ASIDE_SUFFIX
-    file = fs.open(aside, "create")
-    try:
+    with closing(fs.open(aside, "create")) as file:
         file.truncate(0)
         file.pwritev([data], 0)
         file.flush()
-    finally:
-        file.close()
     fs.rename(aside, path)
     fs.flush_directory(parent_of(path))
 
 
 def read_whole(fs: FileSystem, path: str) -> bytes:
     """The content of a small file; `FileNotFoundError` when there is none."""
-    file = fs.open(path, "read")
-    try:
+    with closing(fs.open(path, "read")) as file:
         return file.pread(file.size(), 0)
-    finally:
-        file.close()
 
 
 def read_named(path: str) -> bytes:
@@ -85,11 +80,8 @@ def _rename_back(fs: FileSystem, renames: Sequence[tuple[str, str]]) -> None:
 
 def flush_file(fs: FileSystem, path: str) -> None:
     """Make a file durable that somebody else has written. Blocks."""
-    file = fs.open(path, "write")
-    try:
+    with closing(fs.open(path, "write")) as file:
         file.flush()
-    finally:
-        file.close()
 
 
 def flush_each(fs: FileSystem, targets: Iterable[FlushTarget]) -> None:

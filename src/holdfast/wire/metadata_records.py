@@ -307,25 +307,7 @@ class ClearElr(MetadataRecord):
 
 
 KINDS: Final[dict[int, type[MetadataRecord]]] = {
-    kind.api_key: kind
-    for kind in (
-        RegisterBroker,
-        UnregisterBroker,
-        Topic,
-        Partition,
-        Config,
-        PartitionChange,
-        RemoveTopic,
-        FeatureLevel,
-        ProducerIds,
-        BrokerRegistrationChange,
-        NoOp,
-        BeginTransaction,
-        EndTransaction,
-        AbortTransaction,
-        RegisterController,
-        ClearElr,
-    )
+    kind.api_key: kind for kind in MetadataRecord.__subclasses__() if kind is not UnknownRecord
 }
 """Every kind of record known here, by its number."""
 

@@ -8,6 +8,7 @@ appended with it. An entry of a time index must name an offset in the log, and t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 from holdfast.atomic import read_whole
@@ -21,14 +22,11 @@ from holdfast.wire.batch import HEADER_SIZE
 
 
 def _headers(fs: FileSystem, log_path: str) -> Iterator[FoundBatch]:
-    file = fs.open(log_path, "read")
-    try:
+    with closing(fs.open(log_path, "read")) as file:
         end = file.size()
         zeros_from = content_end(file, 0, end)
         # The file may end in space written ahead; so few zeros are the end of a batch.
         yield from scan_headers(file, 0, zeros_from if end - zeros_from >= HEADER_SIZE else end)
-    finally:
-        file.close()
 
 
 def _check_offsets(index: OffsetIndex, path: str, fs: FileSystem, log_path: str) -> Iterator[Event]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
@@ -100,11 +101,8 @@ def _log_beside(path: str) -> str:
 
 
 def _dump_log(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:
-    file = fs.open(path, "read")
-    try:
+    with closing(fs.open(path, "read")) as file:
         yield from dump_batches(file, _base_offset(path), options, is_active=_is_active(fs, path))
-    finally:
-        file.close()
 
 
 def _is_active(fs: FileSystem, path: str) -> bool:
@@ -116,11 +114,8 @@ def _is_active(fs: FileSystem, path: str) -> bool:
 
 def _dump_snapshot_of_metadata(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:
     """A snapshot of the metadata log begins its own count of offsets at zero."""
-    file = fs.open(path, "read")
-    try:
+    with closing(fs.open(path, "read")) as file:
         yield from dump_batches(file, 0, options)
-    finally:
-        file.close()
 
 
 def _dump_index(kind: IndexKind, fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:

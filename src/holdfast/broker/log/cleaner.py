@@ -34,7 +34,7 @@ broker swaps them in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -468,14 +468,11 @@ class _Output:
 
 
 def _write_file(fs: FileSystem, path: str, data: bytes) -> None:
-    file = fs.open(path, "create")
-    try:
+    with closing(fs.open(path, "create")) as file:
         file.truncate(0)
         if data:
             file.pwritev([data], 0)
         file.flush()
-    finally:
-        file.close()
 
 
 def _emptied(header: BatchHeader) -> tuple[BatchHeader, Buffer]:

@@ -22,6 +22,7 @@ Offsets that were flushed and are in no file are a loss, whatever the start: see
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -86,11 +87,8 @@ def create_log(fs: FileSystem, directory: str, config: TopicConfig, topic_id: by
     """A new, empty log. Nothing of it is flushed: its first flush takes the files and both directories along."""
     fs.make_directory(directory)
     identity = f"{directory}/{PARTITION_METADATA_FILE}"
-    file = fs.open(identity, "create")
-    try:
+    with closing(fs.open(identity, "create")) as file:
         file.pwritev([encode_partition_metadata(topic_id)], 0)
-    finally:
-        file.close()
     segment = Segment(fs, directory, 0, 0, now.wall_ms)
     segment.create()
     log = Log(

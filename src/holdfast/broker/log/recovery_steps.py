@@ -27,6 +27,7 @@ Kafka's checkpoints, a line `first end` for each range, so that nobody is asked 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import closing
 from typing import Final
 
 from holdfast.atomic import ASIDE_SUFFIX, flush_file, read_whole, write_atomically
@@ -192,12 +193,9 @@ def keep_cut_bytes(fs: FileSystem, segment: Segment, position: int, end: int) ->
     while fs.exists(path) and not _is_beginning(fs, path, data):
         count += 1
         path = segment.path(f".{count}{CUT_SUFFIX}")
-    file = fs.open(path, "create")
-    try:
+    with closing(fs.open(path, "create")) as file:
         file.pwritev([data], 0)
         file.flush()
-    finally:
-        file.close()
     return path.rpartition("/")[2]
 
 

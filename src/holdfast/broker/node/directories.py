@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Container, Mapping
+from contextlib import closing
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 from zlib import crc32
@@ -270,12 +271,9 @@ class LogDirectory:
         path = f"{self.path}/{RESERVE_FILE}"
         size = self._fs.size(path) if self._fs.exists(path) else 0
         if size:
-            file = self._fs.open(path, "write")
-            try:
+            with closing(self._fs.open(path, "write")) as file:
                 file.truncate(max(0, size - RESERVE_STEP_BYTES))
                 file.flush()
-            finally:
-                file.close()
         return size > 0
 
     @property

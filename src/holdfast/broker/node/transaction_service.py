@@ -25,13 +25,11 @@ from holdfast.broker.log.end_markers import build_end_marker
 from holdfast.broker.metadata import changes
 from holdfast.broker.metadata.changes import ProducerIdBlock
 from holdfast.broker.node.commit import GroupCommit
-from holdfast.broker.node.context import Fields, Later
 from holdfast.broker.node.coordination import (
     Coordination,
     CoordinatorPartition,
     InternalTopic,
     ProvenSchedule,
-    Refusal,
 )
 from holdfast.broker.node.group_service import GroupService
 from holdfast.broker.node.hosted import HostedPartition
@@ -336,16 +334,3 @@ class TransactionService(Coordination[TransactionCoordinator]):
             done(dict.fromkeys(request.partitions, error.code))
         else:
             machine.verify(request, done)
-
-
-class Gate:
-    """A response that a coordinator gives at once or later, and that leaves when its coordinator partition is
-    durable."""
-
-    def __init__(self, journal: CoordinatorPartition, refusal: Refusal) -> None:
-        self._journal = journal
-        self._refusal = refusal
-        self.later = Later()
-
-    def reply(self, fields: Fields) -> None:
-        self._journal.release(self.later, fields, self._refusal)

@@ -16,7 +16,7 @@ from holdfast.broker.node.handlers.administration import code_of
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import INTERNAL_TOPICS
 from holdfast.broker.node.services import DataServices, TransactionServices
-from holdfast.broker.node.transaction_service import Gate, ends_hanging
+from holdfast.broker.node.transaction_service import ends_hanging
 from holdfast.broker.transactions import model
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.errors import ApiError
@@ -48,7 +48,7 @@ def init_producer_id(node: TransactionServices, context: RequestContext, request
         found = node.transactions.find(transactional_id, now)
     except ApiError as error:
         return _not_initialised(error.code)
-    gate = Gate(found.journal, _not_initialised)
+    later = Later()
     asked = model.InitProducer(
         transactional_id,
         request.transaction_timeout // timedelta(milliseconds=1),
@@ -57,9 +57,13 @@ def init_producer_id(node: TransactionServices, context: RequestContext, request
     found.machine.init_producer(
         asked,
         now,
-        gate.later.step(lambda reply: gate.reply(_initialised(_init_reply(context.version, reply)))),
+        later.step(
+            lambda reply: found.journal.release(
+                later, _initialised(_init_reply(context.version, reply)), _not_initialised
+            )
+        ),
     )
-    return gate.later
+    return later
 
 
 def _init_reply(version: int, reply: model.Initialised) -> model.Initialised:
@@ -222,15 +226,19 @@ def end_txn(node: TransactionServices, context: RequestContext, request: Any, no
         found = node.transactions.known(request.transactional_id, now)
     except ApiError as error:
         return _not_ended(error.code)
-    gate = Gate(found.journal, _not_ended)
+    later = Later()
     asked = model.EndTransactionRequest(
         request.transactional_id,
         model.ProducerIdentity(request.producer_id, request.producer_epoch),
         request.committed,
         model.NEWER_PROTOCOL if context.version >= BUMP_VERSION else model.OLDER_PROTOCOL,
     )
-    found.machine.end(asked, now, gate.later.step(lambda ended: gate.reply(_ended(ended, context.version))))
-    return gate.later
+    found.machine.end(
+        asked,
+        now,
+        later.step(lambda ended: found.journal.release(later, _ended(ended, context.version), _not_ended)),
+    )
+    return later
 
 
 def _ended(ended: model.Ended, version: int) -> Fields:
