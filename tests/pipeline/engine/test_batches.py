@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 DEFINITIONS = by_tier(quick=60, check=200, long=3000)
 GAMES = by_tier(quick=1, check=1, long=40)
 WAYS_PLAYED = by_tier(quick=1, check=1, long=2)
+KILLS = by_tier(quick=1, check=1, long=3)
 WAYS = ("whole", "one by one", "partition after partition", "anyhow", "anyhow")
 BATCHES_MAX = 3
-FIRST_SEED = 7
+FIRST_SEED = by_tier(quick=23, check=23, long=7)
+"""One window, and PostgreSQL among its sinks; in the longer run the games from 7 on."""
 
 
 # ---------------------------------------------------------------------------- what is said
@@ -228,7 +230,7 @@ def played(game: Game, way: str, bench: Bench, directory: Path) -> dict[str, lis
     cut = Random(f"{way} {game.random.random()}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "share_out", cut_by(way, cut))
-        play.run(cut, kills=0 if way == "whole" else 3)
+        play.run(cut, kills=0 if way == "whole" else KILLS)
     return {each: held(play, document, each, bench.broker.bootstrap_servers) for each in names}
 
 
