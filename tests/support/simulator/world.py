@@ -235,15 +235,18 @@ class World:
         self.dies_by_kill = False
         self.flusher = self.mutant.flusher(self.disk)
         self.worker = InlineWorker(self.disk)
+        dies_after: int | None = None
         if self._operations < OPERATIONS_MIN and self.rng.random() < 0.15:
             self.dies_by_kill = self.rng.random() < 0.3
-            self.disk.lose_power_after(self.rng.randrange(60))
+            dies_after = self.rng.randrange(60)
         if (
             self.report.restarts
             and self._operations < OPERATIONS_MIN
             and self.rng.random() < TAKEN_LIKELIHOOD
         ):
             self.take_away(DIRECTORIES_TAKEN + (FILES_TAKEN if self._was_stopped else ()))
+        if dies_after is not None:  # the broker's own steps: what takes something away is done with it
+            self.disk.lose_power_after(dies_after)
         self.say("the broker starts")
         try:
             self.broker = self.mutant.start(self._seams(self.flusher, self.worker))
