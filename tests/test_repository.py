@@ -88,7 +88,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
-CODE_LINES_MAX = 119_561
+CODE_LINES_MAX = 112_970
 """Lines of code in src and tests/support. A commit that raises the figure says what users get for it."""
 
 
