@@ -48,7 +48,7 @@ LAID = {
 """What the doctor is shown."""
 ELSEWHERE = ("cluster up",)
 """Tried by tests of its own, with the Java and the jars it needs."""
-WITH_SPARK = ("pipeline run", "audit my-pipeline", "trace ", "examples/pipelines/run.py")
+WITH_SPARK = ("pipeline run", "audit pipeline my-pipeline", "trace ", "examples/pipelines/run.py")
 LONG = (*WITH_SPARK, "lab run")
 
 
