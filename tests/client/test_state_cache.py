@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
-from holdfast.client.changelog import CacheTaken, StateCache
+from holdfast.client import changelog
+from holdfast.client.changelog import CacheTaken, Restoration, StateCache, Target
 from holdfast.client.state import State
 
 DAY_MS = 86_400_000
@@ -97,4 +100,56 @@ def test_state_shows_open_changes_over_the_cache(tmp_path: Path) -> None:
         state[b"d"] = "text"  # type: ignore[assignment]
     state.forget_changes()
     assert dict(state) == {b"a": b"1", b"b": b"2"}
+    cache.close()
+
+
+class Fetched:
+    """What a consumer gives: a message, or with an error the end of the partition."""
+
+    def __init__(self, offset: int, error: KafkaError | None = None) -> None:
+        self._offset, self._error = offset, error
+
+    def topic(self) -> str:
+        return "totals-changelog"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+    def key(self) -> bytes:
+        return b"a"
+
+    def value(self) -> bytes:
+        return b"1"
+
+
+def test_a_changelog_found_at_its_end_twice_in_one_step_is_restored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member, not yet fenced, wrote to it between the two."""
+    end = KafkaError(KafkaError._PARTITION_EOF)
+    fetched = [Fetched(0), Fetched(1, end), Fetched(1), Fetched(2, end)]
+
+    class Consumer:
+        def __init__(self, settings: dict[str, Any]) -> None: ...
+
+        def assign(self, partitions: list[Any]) -> None: ...
+
+        def poll(self, seconds: float) -> Fetched | None:
+            return fetched.pop(0) if fetched else None
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(changelog, "RawConsumer", Consumer)
+    cache = opened(tmp_path)
+    restoration = Restoration({"group.id": "totals"})
+    restoration.add("totals-changelog", 0, Target(cache, first=0, end=1))
+    assert list(restoration.step(1.0)) == [("totals-changelog", 0)]
+    assert cache.position == 2
+    assert list(restoration.step(1.0)) == []
     cache.close()

@@ -24,7 +24,7 @@ import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer as RawConsumer
@@ -325,13 +325,14 @@ class Restoration:
             ]
         )
 
-    def step(self, seconds: float) -> list[PartitionKey]:
+    def step(self, seconds: float) -> Collection[PartitionKey]:
         """Read for so long at most; returns the changelog partitions that are at their end now."""
         if self._consumer is None:
-            return []
+            return ()
         changes: dict[PartitionKey, list[tuple[bytes, bytes | None]]] = {}
         positions: dict[PartitionKey, int] = {}
-        finished: list[PartitionKey] = []
+        finished: set[PartitionKey] = set()
+        """A partition that is written to meanwhile may be found at its end twice."""
         deadline = time.monotonic() + seconds
         for _ in range(STEP_MESSAGES):
             raw = self._consumer.poll(max(0.0, deadline - time.monotonic()))
@@ -345,7 +346,7 @@ class Restoration:
             elif error.code() == KafkaError._PARTITION_EOF:
                 positions[key] = raw.offset()
                 if key in self._targets and raw.offset() >= self._targets[key].end:
-                    finished.append(key)
+                    finished.add(key)
             elif error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
                 raise KafkaException(error)
         for key, position in positions.items():

@@ -29,6 +29,8 @@ COORDINATORS: Final[Mapping[str, str]] = {
     "group.consumer.assignment.interval.ms": "0",
     "offsets.retention.check.interval.ms": "1000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+    # A machine that is busy for longer than Kafka's nine seconds must not fence its only broker.
+    "broker.session.timeout.ms": "60000",
 }
 """What groups and transactions wait for, in tenths of a second; for Apache Kafka and the broker beside it alike."""
 
@@ -36,8 +38,6 @@ PROPERTIES: Final[Mapping[str, str]] = {
     **COORDINATORS,
     # Scripts that delete a topic look for what remains; Kafka's default of a minute is longer than any of them.
     "log.segment.delete.delay.ms": "1000",
-    # A machine that is busy for longer than Kafka's nine seconds must not fence its only broker.
-    "broker.session.timeout.ms": "60000",
 }
 HEAP_OPTIONS: Final = ("-Xmx512M", "-Xms256M")
 """Tests hold little data, and two cores are shared with everything else."""
