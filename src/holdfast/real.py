@@ -226,8 +226,12 @@ def _status_of(path: str) -> os.stat_result | None:
 
 
 class RealClock:
+    read_ns = 0
+    monotonic_ns = staticmethod(time.monotonic_ns)
+
     def now(self) -> Now:
-        return Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+        self.read_ns = read_ns = time.monotonic_ns()
+        return Now(time.time_ns() // 1_000_000, read_ns // 1_000_000)
 
     def since_boot_ms(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -10,6 +10,9 @@ make a `Line` of it, which is text as well, so that a list's `append` serves as 
 
 A line that a client can cause at will has a `kind`. Whoever writes lines down may write the first few of a kind and
 count the rest; a line without a kind is never left out.
+
+A line comes from a logger, whose name `named` puts on every line of a part of the broker. Levels are kept by logger:
+see `holdfast.broker.node.loggers`.
 """
 
 from __future__ import annotations
@@ -32,15 +35,17 @@ class Level(IntEnum):
 
 
 class Line(str):
-    __slots__ = ("kind", "level")
+    __slots__ = ("kind", "level", "logger")
 
     level: Level
     kind: str
+    logger: str
 
-    def __new__(cls, text: str, level: Level = Level.INFO, kind: str = "") -> Self:
+    def __new__(cls, text: str, level: Level = Level.INFO, kind: str = "", logger: str = "") -> Self:
         line = super().__new__(cls, text)
         line.level = level
         line.kind = kind
+        line.logger = logger
         return line
 
     @classmethod
@@ -62,6 +67,16 @@ def warn(text: str, kind: str = "") -> Line:
 
 def error(text: str, kind: str = "") -> Line:
     return Line(text, Level.ERROR, kind)
+
+
+def named(say: Say, logger: str) -> Say:
+    """The lines of one logger. A line that has a logger keeps it."""
+
+    def speak(text: str) -> None:
+        line = Line.of(text)
+        say(line if line.logger else Line(line, line.level, line.kind, logger))
+
+    return speak
 
 
 def unfailing(say: Say) -> Say:

@@ -37,7 +37,16 @@ class Now(NamedTuple):
 
 
 class Clock(Protocol):
+    @property
+    def read_ns(self) -> int:
+        """The monotonic clock when `now` was last called, as finely as the machine tells it."""
+        ...
+
     def now(self) -> Now: ...
+
+    def monotonic_ns(self) -> int:
+        """What durations are measured with."""
+        ...
 
     def since_boot_ms(self) -> int:
         """Milliseconds since the machine booted, those it slept included, the same for every process."""

@@ -6,16 +6,20 @@ import pytest
 from tests.absent.matrix import table, written
 from tests.absent.trials import MOMENTS, THINGS, WAYS, try_out
 
+EACH_MOMENT = pytest.mark.parametrize(
+    "moment", [pytest.param(each, marks=pytest.mark.xdist_group(f"absent {each}")) for each in MOMENTS]
+)
+"""One worker tries each cell once."""
 UNNOTICED = frozenset(thing.name for thing in THINGS if "segment" in thing.name)
 """A file of the same name, length and offsets with sound checksums, of another cluster: nothing tells whose it is."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@EACH_MOMENT
 def test_every_cell_of_the_document_is_what_happens(moment: str) -> None:
     assert written(moment) == table(moment), "python -m tests.absent.matrix writes the tables anew"
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@EACH_MOMENT
 def test_nothing_is_lost_in_silence(moment: str) -> None:
     found = {
         (thing.name, way): outcome.detail

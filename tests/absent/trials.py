@@ -44,8 +44,8 @@ THINGS: Final = (
     Thing("`meta.properties`", "/b/meta.properties"),
     Thing("`meta.properties` beside the metadata log", "/a/meta.properties"),
     Thing("`__cluster_metadata-0/`", "/a/__cluster_metadata-0"),
-    Thing("its segment", "/a/__cluster_metadata-0/00000000000000000028.log"),
-    Thing("its snapshot", "/a/__cluster_metadata-0/00000000000000000028-0000000001.checkpoint"),
+    Thing("its segment", "/a/__cluster_metadata-0/00000000000000000029.log"),
+    Thing("its snapshot", "/a/__cluster_metadata-0/00000000000000000029-0000000001.checkpoint"),
     Thing("`__consumer_offsets-N/`", "/a/__consumer_offsets-0"),
     Thing("its segment", "/a/__consumer_offsets-0/00000000000000000000.log"),
     Thing("`__transaction_state-N/`", "/b/__transaction_state-0"),
@@ -66,6 +66,7 @@ THINGS: Final = (
     Thing("`recovery-point-offset-checkpoint`", "/b/recovery-point-offset-checkpoint"),
     Thing("`log-start-offset-checkpoint`", "/a/log-start-offset-checkpoint"),
     Thing("`cleaner-offset-checkpoint`", "/a/cleaner-offset-checkpoint"),
+    Thing("`replication-offset-checkpoint`", "/a/replication-offset-checkpoint"),
     Thing("`.kafka_cleanshutdown`", "/b/.kafka_cleanshutdown"),
     Thing("`holdfast.session`", "/b/holdfast.session"),
     Thing("`holdfast.clock`", "/a/holdfast.clock"),
@@ -83,6 +84,7 @@ class Outcome(NamedTuple):
         return self.word == "LOSS"
 
 
+@cache
 @cache
 def try_out(thing: Thing, way: str, moment: str) -> Outcome | None:
     """None where the trial makes no sense: there is no such file to take, or none elsewhere to put in its place."""

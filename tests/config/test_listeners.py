@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import BrokerConfig, Listener, listeners_for
-from holdfast.config.listeners import Endpoint, endpoint_text, is_every_address, parse_endpoint
+from holdfast.config.listeners import Endpoint, address_text, endpoint_text, is_every_address, parse_endpoint
 from holdfast.errors import ConfigError
 
 
@@ -188,3 +188,8 @@ def test_listen_flag_becomes_a_listener(listen: str, value: str) -> None:
 def test_bad_listen_flag_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^--listen: "):
         listeners_for("9092")
+
+
+def test_an_address_is_written_as_clients_read_it() -> None:
+    assert address_text("::1", 9092) == "[::1]:9092"
+    assert address_text("127.0.0.1", 9092) == "127.0.0.1:9092"

@@ -78,6 +78,7 @@ class Chaos:
         check_positions(self.swarm.events(), self.observer.seen)
         assert sum(map(len, self.source.acknowledged.values())) > PARTITIONS * 10
         assert "is offline" not in self.broker.log()
+        assert self.swarm.resets() == []
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,26 @@ def resources_with_settings(side: Side) -> None:
     ask("version 0", 0)
 
 
+def levels_of_loggers(side: Side) -> None:
+    describe(side, "root", BROKER_LOGGER, "1", ["root", "no.such"], include_synonyms=True)
+    for label, *changes in (
+        ("checked only", ("root", SET, "ERROR")),
+        ("a level", ("root", SET, "WARN")),
+        ("none that is", ("root", SET, "LOUD")),
+        ("nobody's", ("no.such", SET, "INFO")),
+        ("appended", ("root", APPEND, "INFO")),
+        ("given back", ("root", DELETE, None)),
+        ("twice", ("root", SET, "INFO"), ("root", SET, "INFO")),
+        ("without value", ("root", SET, None)),
+        ("back again", ("root", SET, "INFO")),
+    ):
+        alter(side, label, BROKER_LOGGER, "1", *changes, validate_only=label == "checked only")
+        describe(side, f"after {label}", BROKER_LOGGER, "1", ["root"])
+    alter(side, "another broker", BROKER_LOGGER, "9", ("root", SET, "INFO"))
+
+
 SCRIPTS = (
+    levels_of_loggers,
     settings_of_topics,
     settings_of_brokers,
     one_by_one,

@@ -93,6 +93,16 @@ def test_settings_of_topics_and_brokers(bootstrap: str, make_topic: MakeTopic) -
     assert b"retention.ms" in refused.stderr + refused.stdout
 
 
+def test_levels_of_loggers_are_changed(bootstrap: str) -> None:
+    of_loggers = ("--entity-type", "broker-loggers", "--entity-name", "1")
+    said(CONFIGS, bootstrap, "--alter", *of_loggers, "--add-config", "holdfast.broker.requests=DEBUG")
+    described = said(CONFIGS, bootstrap, "--describe", *of_loggers)
+    assert "holdfast.broker.requests=DEBUG sensitive=false" in described
+    assert "root=INFO" in described
+    said(CONFIGS, bootstrap, "--alter", *of_loggers, "--delete-config", "holdfast.broker.requests")
+    assert "holdfast.broker.requests=INFO" in said(CONFIGS, bootstrap, "--describe", *of_loggers)
+
+
 def test_offsets_are_told_and_records_deleted(bootstrap: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     topic = make_topic("trimmed", 2)
     CLIENTS[0].produce(bootstrap, topic, [Message(None, b"%d" % number) for number in range(10)])

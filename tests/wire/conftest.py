@@ -122,6 +122,7 @@ def record_value(format_: Any, version: int) -> st.SearchStrategy[Any]:
         record_codec.UINT16: st.integers(0, 2**16 - 1),
         record_codec.INT32: st.integers(-(2**31), 2**31 - 1),
         record_codec.INT64: st.integers(-(2**63), 2**63 - 1),
+        record_codec.FLOAT64: st.floats(allow_nan=False),
         record_codec.UUIDS: st.uuids(),
     }[format_]
 

@@ -206,7 +206,7 @@ def test_an_absurd_length_allocates_nothing() -> None:
 
 
 def test_kinds_and_versions_not_known_are_kept_as_bytes() -> None:
-    for value in (b"\x01\x12\x00some access control entry", b"\x01\x02\x01topic of the future"):
+    for value in (b"\x01\x7f\x00something of the future", b"\x01\x02\x01topic of the future"):
         unknown = decode_metadata_record(value)
         assert isinstance(unknown, UnknownRecord)
         assert unknown.kind == value[1]

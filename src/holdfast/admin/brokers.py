@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -43,6 +43,7 @@ PASSING: Final = frozenset(
         ErrorCode.coordinator_not_available,
         ErrorCode.not_coordinator,
         ErrorCode.concurrent_transactions,
+        ErrorCode.offset_not_available,
     }
 )
 """Answers that change by themselves: another broker takes over, or what was begun comes to its end."""
@@ -116,7 +117,7 @@ class Brokers:
         return self.ask_broker(self.coordinator_of(kind, key), api_key, fields, highest=highest)
 
     def retried(self, attempt: Callable[[], T]) -> T:
-        """What an attempt returns, made again while its refusal is one of `PASSING`."""
+        """What an attempt returns, retried while its refusal is one of `PASSING`."""
         deadline_s = time.monotonic() + self.settings.deadline_ms / 1000
         while True:
             try:
@@ -209,11 +210,30 @@ class Brokers:
         return self.connected(address).ask(api_key, fields, lowest=lowest, highest=highest)
 
 
+class Committed(NamedTuple):
+    """One committed offset of a group."""
+
+    offset: int
+    leader_epoch: int | None
+    """Where one is known."""
+    metadata: str
+
+
 def committed_offsets(brokers: Brokers, group: str) -> dict[tuple[str, int], tuple[int, int | None]]:
     """Every committed offset of a group, with its leader epoch where one is known; none if there is no such group."""
+    return {place: each[:2] for place, each in committed(brokers, group).items()}
+
+
+def committed_metadata(brokers: Brokers, group: str) -> dict[tuple[str, int], str]:
+    """What stands beside the committed offsets of a group, where something does."""
+    return {place: each.metadata for place, each in committed(brokers, group).items() if each.metadata}
+
+
+def committed(brokers: Brokers, group: str) -> dict[tuple[str, int], Committed]:
+    """Every committed offset of a group; none if there is no such group."""
     request = {"group_id": group, "topics": None, "groups": [{"group_id": group, "topics": None}]}
 
-    def ask() -> dict[tuple[str, int], tuple[int, int | None]]:
+    def ask() -> dict[tuple[str, int], Committed]:
         answer = brokers.ask_coordinator("group", group, OFFSET_FETCH, request, highest=OFFSET_FETCH_BY_NAME)
         found = answer.groups[0] if hasattr(answer, "groups") else answer
         subject = f"cannot read the committed offsets of group '{group}'"
@@ -224,8 +244,11 @@ def committed_offsets(brokers: Brokers, group: str) -> dict[tuple[str, int], tup
                 check(each.error_code, f"{subject} in {topic.name}-{each.partition_index}")
                 if each.committed_offset >= 0:
                     epoch = getattr(each, "committed_leader_epoch", -1)
-                    place = (topic.name, each.partition_index)
-                    offsets[place] = (each.committed_offset, epoch if epoch >= 0 else None)
+                    # confluent-kafka commits the end of its C string with it.
+                    metadata = (each.metadata or "").removesuffix("\0")
+                    offsets[topic.name, each.partition_index] = Committed(
+                        each.committed_offset, epoch if epoch >= 0 else None, metadata
+                    )
         return offsets
 
     return brokers.retried(ask)

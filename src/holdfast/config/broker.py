@@ -131,7 +131,9 @@ class BrokerConfig:
     holdfast_cluster_id: str | None
     holdfast_flush: Literal["group", "os"]
     holdfast_flush_threads: int
+    holdfast_metrics_listener: str | None
     holdfast_requests_in_flight_max: int
+    holdfast_slow_request_ms: int
     holdfast_write_ahead_bytes: int
     listeners: tuple[Listener, ...]
     """What to open, resolved with the three settings that qualify it."""

@@ -234,7 +234,9 @@ OUR_BROKER_SETTINGS: tuple[Setting, ...] = (
     Setting("holdfast.cluster.id", STRING, None, acted_on=True),
     Setting("holdfast.flush", STRING, "group", one_of("group", "os"), CLUSTER_WIDE, acted_on=True),
     Setting("holdfast.flush.threads", INT, 16, between(1, 256), acted_on=True),
+    Setting("holdfast.metrics.listener", STRING, None, acted_on=True),
     Setting("holdfast.requests.in.flight.max", INT, 16, at_least(1), acted_on=True),
+    Setting("holdfast.slow.request.ms", LONG, 1000, at_least(0), CLUSTER_WIDE, acted_on=True),
     Setting("holdfast.write.ahead.bytes", INT, 1048576, between(0, 16 << 20), CLUSTER_WIDE, acted_on=True),
 )
 

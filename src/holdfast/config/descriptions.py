@@ -27,8 +27,12 @@ DESCRIPTIONS: Mapping[str, str] = {
     "holdfast.flush": "group: acks=all is answered after the data is flushed to disk, many requests sharing "
     "one flush. os: answered from the page cache, the operating system flushes when it likes.",
     "holdfast.flush.threads": "How many files are flushed at the same time.",
+    "holdfast.metrics.listener": "Where /metrics, /livez, /readyz and /buildinfo are shown, as host:port, or a port "
+    "alone for this machine only. Unset, nowhere.",
     "holdfast.requests.in.flight.max": "Requests of one connection that may be under way at once; past it, "
     "the connection is not read until one is answered.",
+    "holdfast.slow.request.ms": "A request that takes longer gets a line in the log that says where the time went; "
+    "what a fetch waits for data and a group's member for the others does not count. 0 turns it off.",
     "holdfast.write.ahead.bytes": "With holdfast.flush=group, a partition flushed often and by itself has up to so "
     "many zeros written behind its last message, which makes the next flushes cheaper; given back when idle, at a "
     "roll and at a stop. 0 turns it off.",
@@ -141,9 +145,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "group.max.session.timeout.ms": "The most a classic member may ask for as session time-out.",
     "group.max.size": "The most members a classic group may have.",
     "group.min.session.timeout.ms": "The least a classic member may ask for as session time-out.",
-    "offset.metadata.max.bytes": "The most text that may go with a committed position; never above 32,767 bytes.",
+    "offset.metadata.max.bytes": "The most text that may go with a committed offset; never above 32,767 bytes.",
     "offsets.retention.check.interval.ms": "How often expired committed offsets are looked for.",
-    "offsets.retention.minutes": "Positions of a group expire this long after it became empty, or after the "
+    "offsets.retention.minutes": "Committed offsets of a group expire this long after it became empty, or after the "
     "commit where no group is.",
     "offsets.topic.num.partitions": "Partitions of __consumer_offsets when it is made.",
     "offsets.topic.segment.bytes": "Size of a segment of __consumer_offsets when it is made.",

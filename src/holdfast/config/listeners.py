@@ -93,8 +93,13 @@ def is_every_address(host: str) -> bool:
     return set(host) <= set("0.:")
 
 
+def address_text(host: str, port: int) -> str:
+    """HOST:PORT, or [IPv6]:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def endpoint_text(name: str, host: str, port: int) -> str:
-    return f"{name}://[{host}]:{port}" if ":" in host else f"{name}://{host}:{port}"
+    return f"{name}://{address_text(host, port)}"
 
 
 def listeners_for(listen: str) -> str:

@@ -19,6 +19,8 @@ from holdfast.errors import CorruptLog
 from holdfast.seams import Buffer
 from holdfast.wire.record_codec import (
     BOOL,
+    BYTES,
+    FLOAT64,
     INT8,
     INT16,
     INT32,
@@ -207,12 +209,61 @@ class PartitionChange(MetadataRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FenceBroker(MetadataRecord):
+    """A broker is fenced, as versions before 3.3 wrote it."""
+
+    api_key: ClassVar[int] = 7
+
+    id: Annotated[int, Field(INT32)]
+    epoch: Annotated[int, Field(INT64)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfenceBroker(MetadataRecord):
+    """A broker may serve, as versions before 3.3 wrote it."""
+
+    api_key: ClassVar[int] = 8
+
+    id: Annotated[int, Field(INT32)]
+    epoch: Annotated[int, Field(INT64)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RemoveTopic(MetadataRecord):
     """A topic and all its partitions are gone."""
 
     api_key: ClassVar[int] = 9
 
     topic_id: Annotated[UUID, Field(UUIDS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelegationToken(MetadataRecord):
+    """A token that stands for its owner's credentials."""
+
+    api_key: ClassVar[int] = 10
+
+    owner: Annotated[str, Field(STRING)]
+    requester: Annotated[str, Field(STRING)]
+    renewers: Annotated[tuple[str, ...], Field(Array(STRING))] = ()
+    issue_timestamp: Annotated[int, Field(INT64)]
+    max_timestamp: Annotated[int, Field(INT64)]
+    expiration_timestamp: Annotated[int, Field(INT64)]
+    token_id: Annotated[str, Field(STRING)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserScramCredential(MetadataRecord):
+    """What a user's password is checked against."""
+
+    api_key: ClassVar[int] = 11
+
+    name: Annotated[str, Field(STRING)]
+    mechanism: Annotated[int, Field(INT8)]
+    salt: Annotated[bytes, Field(BYTES)]
+    stored_key: Annotated[bytes, Field(BYTES)]
+    server_key: Annotated[bytes, Field(BYTES)]
+    iterations: Annotated[int, Field(INT32)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +274,26 @@ class FeatureLevel(MetadataRecord):
 
     name: Annotated[str, Field(STRING)]
     feature_level: Annotated[int, Field(INT16)]
+
+
+@dataclass(frozen=True)
+class QuotaEntity:
+    """One part of whom a quota is for; a name of None stands for all that have no quota of their own."""
+
+    entity_type: Annotated[str, Field(STRING)]
+    entity_name: Annotated[str | None, Field(NULLABLE_STRING)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientQuota(MetadataRecord):
+    """A quota is set, or removed."""
+
+    api_key: ClassVar[int] = 14
+
+    entity: Annotated[tuple[QuotaEntity, ...], Field(Array(Struct(QuotaEntity)))]
+    key: Annotated[str, Field(STRING)]
+    value: Annotated[float, Field(FLOAT64)]
+    remove: Annotated[bool, Field(BOOL)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,10 +324,50 @@ class BrokerRegistrationChange(MetadataRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AccessControlEntry(MetadataRecord):
+    """Who may, or may not, do what to which resource, and from where."""
+
+    api_key: ClassVar[int] = 18
+
+    id: Annotated[UUID, Field(UUIDS)]
+    resource_type: Annotated[int, Field(INT8)]
+    resource_name: Annotated[str, Field(STRING)]
+    pattern_type: Annotated[int, Field(INT8)]
+    principal: Annotated[str, Field(STRING)]
+    host: Annotated[str, Field(STRING)]
+    operation: Annotated[int, Field(INT8)]
+    permission_type: Annotated[int, Field(INT8)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveAccessControlEntry(MetadataRecord):
+    api_key: ClassVar[int] = 19
+
+    id: Annotated[UUID, Field(UUIDS)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoOp(MetadataRecord):
     """Nothing; an active controller writes one now and then so that the log's end moves."""
 
     api_key: ClassVar[int] = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZkMigrationState(MetadataRecord):
+    """How far a cluster had come from ZooKeeper; over since Kafka 4."""
+
+    api_key: ClassVar[int] = 21
+
+    zk_migration_state: Annotated[int, Field(INT8)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveUserScramCredential(MetadataRecord):
+    api_key: ClassVar[int] = 22
+
+    name: Annotated[str, Field(STRING)]
+    mechanism: Annotated[int, Field(INT8)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +393,13 @@ class AbortTransaction(MetadataRecord):
     api_key: ClassVar[int] = 25
 
     reason: Annotated[str | None, Field(NULLABLE_STRING, tag=0)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveDelegationToken(MetadataRecord):
+    api_key: ClassVar[int] = 26
+
+    token_id: Annotated[str, Field(STRING)]
 
 
 @dataclass(frozen=True, kw_only=True)

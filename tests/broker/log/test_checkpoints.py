@@ -23,9 +23,10 @@ from holdfast.broker.log.checkpoints import (
     encode_meta_properties,
     encode_offsets,
     encode_partition_metadata,
+    read_clean_shutdown,
     read_meta_properties,
     read_partition_metadata,
-    take_clean_shutdown,
+    remove_clean_shutdown,
     write_clean_shutdown,
     write_meta_properties,
     write_partition_metadata,
@@ -227,6 +228,12 @@ def test_partition_metadata_that_cannot_be_is_corrupt(content: bytes) -> None:
 
 
 # ---- the clean shutdown marker
+
+
+def take_clean_shutdown(disk: SimulatedDisk, directory: str) -> int | None:
+    found = read_clean_shutdown(disk, directory)
+    remove_clean_shutdown(disk, directory)
+    return found
 
 
 def test_the_marker_is_kafkas_and_is_taken_once(disk: SimulatedDisk) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from tests.support import tiers
 from tests.support.partition_logs import DIRECTORY, topic_config
 from tests.support.transactional_log import TransactionalLog, expect
 
@@ -14,7 +15,7 @@ from holdfast.broker.log.segment import SNAPSHOT_SUFFIX, TXN_INDEX_SUFFIX
 from holdfast.testing.disk import PowerLost, SimulatedDisk
 
 CONFIG = topic_config(internal_segment_bytes="500")
-SEEDS = 3
+SEEDS = tiers.by_tier(quick=1, check=3, long=3)
 OPERATIONS_MAX = 400
 
 

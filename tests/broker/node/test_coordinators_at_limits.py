@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.testing.bare_clients import (
     BareMember,
     TransactionalProducer,
-    committed_position,
+    committed_offset_of,
     committed_values,
 )
 from holdfast.testing.bare_node import BareNode
@@ -247,7 +247,7 @@ def test_settings_at_their_limits_lose_nothing(name: str, value: int) -> None:
         node.settle()
     node = node.kill()
     client = node.connect()
-    assert committed_position(client, "a", "t") == 7
+    assert committed_offset_of(client, "a", "t") == 7
     assert committed_values(client, "t") == [b"kept"]
 
 

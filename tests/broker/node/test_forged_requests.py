@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.testing.bare_clients import (
     TransactionalProducer,
-    committed_position,
+    committed_offset_of,
     committed_values,
 )
 from holdfast.testing.bare_node import BareNode
@@ -29,8 +29,8 @@ Forgery = Callable[["Scene"], None]
 class Scene:
     """One honest producer, and somebody who knows its ids."""
 
-    def __init__(self, *, is_newer: bool) -> None:
-        self.node = BareNode(SETTINGS)
+    def __init__(self, *, is_newer: bool, **settings: str) -> None:
+        self.node = BareNode({**SETTINGS, **settings})
         client = self.node.connect()
         client.create_topic("t", 2)
         self.stranger = self.node.connect()
@@ -44,9 +44,9 @@ class Scene:
         assert self.honest.produce("t", index, value) is ErrorCode.none
         self.written[index].append(value)
 
-    def commit_position(self) -> None:
+    def commit_offset(self) -> None:
         self.position += 1
-        assert self.honest.commit_position("group", "t", 0, self.position) is ErrorCode.none
+        assert self.honest.commit_offset("group", "t", 0, self.position) is ErrorCode.none
 
     def commit(self) -> None:
         assert self.honest.end(is_commit=True) is ErrorCode.none
@@ -59,7 +59,7 @@ class Scene:
     def check(self) -> None:
         client = self.node.connect()
         assert [committed_values(client, "t", index) for index in range(2)] == self.written
-        assert committed_position(client, "group", "t") == self.position
+        assert committed_offset_of(client, "group", "t") == self.position
 
     def producer_id(self, which: str) -> int:
         ours = self.honest.producer_id
@@ -155,7 +155,7 @@ def replicas(scene: Scene) -> None:
 HONEST: dict[str, Forgery] = {
     "write": lambda scene: scene.write(0),
     "write elsewhere": lambda scene: scene.write(1),
-    "position": Scene.commit_position,
+    "position": Scene.commit_offset,
 }
 
 
@@ -174,7 +174,7 @@ def test_forged_requests_cost_no_honest_transaction(is_newer: bool, steps: list[
         for step in steps:
             step(scene)
         scene.write(1)
-        scene.commit_position()
+        scene.commit_offset()
         scene.commit()
         scene.check()
         scene.restart()
@@ -234,6 +234,29 @@ def test_a_transaction_that_no_coordinator_knows_is_ended(above: int) -> None:
 
 
 @pytest.mark.parametrize("is_newer", [True, False])
+def test_while_a_coordinator_is_away_nobody_takes_its_transactions_for_hanging(is_newer: bool) -> None:
+    settings = {"log.dirs": "/one,/two", "transaction.state.log.num.partitions": "2"}
+    scene = Scene(is_newer=is_newer, **settings)  # whose coordinator is in the second directory
+    (coordinator,) = scene.node.node.transactions
+    away = coordinator.journal.hosted.directory.path
+    (index,) = (at for at in range(2) if scene.node.hosted("t", at).directory.path != away)
+    scene.write(index)
+    before, topics = scene.node, [{"name": "t", "partition_indexes": [index]}]
+    before.disk.kill()
+    before.disk.rename(away, "/unmounted")
+    scene.node = BareNode(before.settings, disk=before.disk, clock=before.clock)
+    scene.stranger = scene.node.connect()
+    assert forged(scene, topics=topics) is ErrorCode.coordinator_not_available
+    scene.node.disk.kill()
+    before.disk.rename("/unmounted", away)
+    scene.node = BareNode(before.settings, disk=before.disk, clock=before.clock)
+    scene.stranger, scene.honest.client = scene.node.connect(), scene.node.connect()
+    assert forged(scene, topics=topics) is ErrorCode.invalid_txn_state
+    assert scene.honest.end(is_commit=False) is ErrorCode.none
+    assert committed_values(scene.stranger, "t", index) == []
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
 def test_epochs_that_were_forged_before_they_were_refused_keep_no_transaction_open(is_newer: bool) -> None:
     scene = Scene(is_newer=is_newer)
     for index in range(2):
@@ -244,7 +267,7 @@ def test_epochs_that_were_forged_before_they_were_refused_keep_no_transaction_op
     for _ in range(2):
         scene.write(0)
         scene.write(1)
-        scene.commit_position()
+        scene.commit_offset()
         scene.commit()
         scene.check()
         scene.restart()

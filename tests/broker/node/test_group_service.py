@@ -53,7 +53,7 @@ def test_topics_deleted_together_cost_one_look_through_all_committed_offsets(sca
     node.settle()
     assert {each.error_code for each in member.client.answer(asked).responses} == {ErrorCode.none}
     assert scans == [set(names)]
-    assert member.positions() == {("kept", 0): 5}
+    assert member.committed_offsets() == {("kept", 0): 5}
 
 
 def test_a_deletion_that_is_not_durable_yet_takes_no_committed_offsets(scans: list[set[str]]) -> None:
@@ -69,7 +69,7 @@ def test_a_deletion_that_is_not_durable_yet_takes_no_committed_offsets(scans: li
     assert scans == [{"a"}], "the flush that has returned began before the others"
     node.settle()
     assert scans == [{"a"}, {"b", "c"}]
-    assert member.positions() == {}
+    assert member.committed_offsets() == {}
 
 
 def test_a_topic_is_described_once_for_all_who_ask_until_it_changes() -> None:
@@ -101,7 +101,7 @@ def test_a_topic_made_anew_while_its_committed_offsets_are_enrolled_is_the_one_t
     client.create_topic("t")
     producer = TransactionalProducer(node.connect())
     assert producer.init() is ErrorCode.none
-    asked = producer.begin_commit_position("group", "t", 0, 5)
+    asked = producer.begin_commit_offset("group", "t", 0, 5)
     begin_delete(client, "t")
     node.settle()
     (topic,) = producer.client.answer(asked).topics

@@ -16,7 +16,7 @@ from holdfast.config.catalog import TOPIC as TOPIC_SETTINGS
 from holdfast.config.definitions import Setting
 from holdfast.testing.bare_clients import (
     TransactionalProducer,
-    committed_position,
+    committed_offset_of,
     committed_values,
 )
 from holdfast.testing.bare_node import BareClient, BareNode
@@ -68,7 +68,7 @@ class Work:
         assert self.producers[0].produce("orders", 0, b"open") is ErrorCode.none
 
     def kept_positions(self) -> dict[str, int]:
-        return {group: committed_position(self.client, group, "orders") for group in GROUPS}
+        return {group: committed_offset_of(self.client, group, "orders") for group in GROUPS}
 
     def make_small(self) -> None:
         """A little work is compacted many times from now on."""
@@ -85,7 +85,7 @@ class Work:
             for number, producer in enumerate(self.producers[1:]):
                 group, is_commit = GROUPS[number], bool(number % 2)
                 offset = self.positions[group] + 100
-                code = producer.commit_position(group, "orders", 0, offset)
+                code = producer.commit_offset(group, "orders", 0, offset)
                 if producer.end(is_commit=is_commit) is code is ErrorCode.none and is_commit:
                     self.positions[group] = offset
             self.node.advance(20_000)
@@ -235,7 +235,7 @@ def test_what_a_grown_topic_has_learnt_since_counts() -> None:
     groups._found.clear()
     assert commit(work.client, stray, 100) is ErrorCode.none
     work.restart()
-    assert committed_position(work.client, stray, "orders") == 0
+    assert committed_offset_of(work.client, stray, "orders") == 0
 
 
 def test_internal_topics_made_by_clients_are_compacted_and_keep_their_shape() -> None:
@@ -251,7 +251,7 @@ def test_internal_topics_made_by_clients_are_compacted_and_keep_their_shape() ->
         assert commit(client, group, number) is ErrorCode.none
     assert node.hosted(OFFSETS, 6).log.config.cleanup_policy == {"compact"}
     client = node.kill().connect()
-    assert [committed_position(client, group, "orders") for group in GROUPS] == list(range(7))
+    assert [committed_offset_of(client, group, "orders") for group in GROUPS] == list(range(7))
 
 
 def test_the_number_of_partitions_in_the_settings_counts_only_when_the_topic_is_made() -> None:
@@ -322,7 +322,7 @@ def test_compaction_of_internal_topics_keeps_what_counts_and_what_is_undecided()
     work.make_small()
     pending = TransactionalProducer(work.node.connect(), "pending")
     assert pending.init(transaction_timeout=600_000) is ErrorCode.none
-    assert pending.commit_position("awaited", "orders", 0, 5) is ErrorCode.none
+    assert pending.commit_offset("awaited", "orders", 0, 5) is ErrorCode.none
     work.go_on()
     for name in INTERNAL:
         logs = [work.node.hosted(name, index).log for index in range(3)]
@@ -330,7 +330,7 @@ def test_compaction_of_internal_topics_keeps_what_counts_and_what_is_undecided()
         assert kept < sum(log.end_offset for log in logs) * 3 / 4, f"{name} was compacted"
     work.restart()
     pending.client = work.node.connect()
-    assert committed_position(work.client, "awaited", "orders") == -1
+    assert committed_offset_of(work.client, "awaited", "orders") == -1
     assert pending.end(is_commit=True) is ErrorCode.none
-    assert committed_position(work.client, "awaited", "orders") == 5
+    assert committed_offset_of(work.client, "awaited", "orders") == 5
     work.check()

@@ -80,9 +80,9 @@ def test_a_round_looks_at_a_bounded_number_of_partitions(
     for number in (1 - index, index):
         client.produce("t", batch(), number)
     remove(node, index)
-    node.node.presence.look()
+    node.node.failures.presence.look()
     assert not node.hosted("t", index).offline
-    node.node.presence.look()
+    node.node.failures.presence.look()
     assert node.hosted("t", index).offline
 
 

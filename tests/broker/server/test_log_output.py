@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Final
 import pytest
 
 from holdfast import Broker
+from holdfast.broker.node.loggers import BROKER, CONNECTIONS, GROUPS, REQUESTS, Levels
 from holdfast.broker.server import log_output
 from holdfast.broker.server.log_output import (
     LIMIT_LINES,
@@ -26,10 +28,13 @@ from holdfast.broker.server.log_output import (
     LibraryLines,
     Limits,
     LogOutput,
+    write_json_to_standard_error,
     write_to_standard_error,
 )
 from holdfast.cli.serve import parse_options
-from holdfast.saying import Level, Line, debug, error, info, warn
+from holdfast.config.dynamic import Alteration, Operation
+from holdfast.errors import UsageError
+from holdfast.saying import Level, Line, debug, error, info, named, warn
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.wire_client import CLOSED, WireClient
 
@@ -65,12 +70,24 @@ def written() -> Iterator[Written]:
 
 
 def test_lines_below_the_level_are_left_out(written: Written) -> None:
-    log = LogOutput(written, Level.WARN)
+    log = LogOutput(written, Levels(Level.WARN))
     for line in (debug("debug"), "info", warn("warn"), error("error")):
         log(line)
     log.close()
     assert written.lines == ["warn", "error"]
     assert [line.level.name for line in written.lines] == ["WARN", "ERROR"]
+
+
+def test_a_logger_has_a_level_of_its_own_that_changes_meanwhile(written: Written) -> None:
+    log = LogOutput(written, Levels(Level.WARN))
+    groups, others = named(log, GROUPS), named(log, BROKER)
+    for change in (Alteration(GROUPS, Operation.SET, "DEBUG"), Alteration(GROUPS, Operation.DELETE, None)):
+        log.levels.alter([change])
+        groups(debug(f"group after {Operation(change.operation).name}"))
+        others("other")
+    log.close()
+    assert written.lines == ["group after SET"]
+    assert written.lines[0].logger == GROUPS
 
 
 def test_the_level_is_chosen_on_the_command_line() -> None:
@@ -181,6 +198,31 @@ def test_a_line_has_its_time_and_level_and_cannot_pass_for_two(capfd: pytest.Cap
     first, second = capfd.readouterr().err.splitlines()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARN client 'x\\x1b\[2J'", first)
     assert second == "    2026-01-01 00:00:00 ERROR forged"
+
+
+def test_a_line_of_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
+    write_json_to_standard_error(0.25, Line("of 'x\ny\x1b'", Level.WARN, logger=GROUPS))
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line) == {
+        "time": "1970-01-01T00:00:00.250Z",
+        "level": "WARN",
+        "logger": GROUPS,
+        "message": "of 'x\ny\x1b'",
+    }
+
+
+def test_an_embedded_broker_logs_with_logging(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "holdfast.broker")
+    with Broker() as broker:
+        bad_connections(broker.bootstrap_servers, 1)
+        broker.create_topic("orders")
+        with pytest.raises(UsageError):
+            broker.create_topic("others", settings={"retention.ms": "x"})
+    told = {(record.name, record.levelname) for record in caplog.records}
+    assert (CONNECTIONS, "INFO") in told
+    refused = [record.getMessage() for record in caplog.records if record.name == REQUESTS]
+    assert len(refused) == 1
+    assert re.match(r"refused CreateTopics of 127\.0\.0\.1:\d+ \(.*PLAINTEXT\) for others: ", refused[0])
 
 
 def test_of_a_very_long_line_both_ends_are_written(capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from tests.support.tiers import by_tier
 
 from holdfast.testing.bare_clients import (
     TransactionalProducer,
-    committed_position,
+    committed_offset_of,
     committed_values,
     described,
 )
@@ -79,7 +79,7 @@ class Script:
                     group_id="readers",
                 ),
             )
-        yield "position", lambda: producer.begin_commit_position("readers", "input", 0, 7)
+        yield "position", lambda: producer.begin_commit_offset("readers", "input", 0, 7)
         for topic in ("a", "b"):
             # As the system does with a topic that is not flushed, when it pleases.
             self.node.node.commit.request(self.node.hosted(topic))
@@ -112,7 +112,7 @@ def prepared_node(seed: int, broker: str = "group", topics: tuple[str, str] = ("
     assert producer.init() is ErrorCode.none
     for topic in ("a", "b"):
         assert producer.produce(topic, 0, b"before") is ErrorCode.none
-    assert producer.commit_position("readers", "input", 0, 1) is ErrorCode.none
+    assert producer.commit_offset("readers", "input", 0, 1) is ErrorCode.none
     assert producer.end(is_commit=True) is ErrorCode.none
     return node
 
@@ -134,7 +134,7 @@ def shown(node: BareNode) -> tuple[list[bytes | None], list[bytes | None], int]:
     return (
         committed_values(client, "a"),
         committed_values(client, "b"),
-        committed_position(client, "readers", "input"),
+        committed_offset_of(client, "readers", "input"),
     )
 
 
@@ -183,7 +183,7 @@ def check_nothing_hangs(node: BareNode) -> None:
     assert fresh.init() is ErrorCode.none
     for topic in ("a", "b"):
         assert fresh.produce(topic, 0, b"after") is ErrorCode.none
-    assert fresh.commit_position("readers", "input", 0, 9) is ErrorCode.none
+    assert fresh.commit_offset("readers", "input", 0, 9) is ErrorCode.none
     assert fresh.end(is_commit=True) is ErrorCode.none
     a, b, position = shown(node)
     assert a[-1] == b[-1] == b"after"

@@ -13,7 +13,7 @@ from holdfast.testing.bare_clients import (
     DESCRIBE_TRANSACTIONS,
     LIST_TRANSACTIONS,
     TransactionalProducer,
-    committed_position,
+    committed_offset_of,
     committed_values,
     described,
     read_topic,
@@ -69,14 +69,14 @@ def test_a_transaction_shows_when_it_is_committed_and_never_when_it_is_aborted(
     for number in range(3):
         assert producer.produce("a", 0, b"%d" % number) is ErrorCode.none
         assert producer.produce("b", 1, b"%d" % number) is ErrorCode.none
-    assert producer.commit_position("readers", "a", 1, 5) is ErrorCode.none
+    assert producer.commit_offset("readers", "a", 1, 5) is ErrorCode.none
     assert committed_values(reader, "a") == []
-    assert committed_position(reader, "readers", "a", 1) == -1
+    assert committed_offset_of(reader, "readers", "a", 1) == -1
     assert producer.end(is_commit=is_commit) is ErrorCode.none
     values = [b"0", b"1", b"2"] if is_commit else []
     assert committed_values(reader, "a") == values
     assert committed_values(reader, "b", 1) == values
-    assert committed_position(reader, "readers", "a", 1) == (5 if is_commit else -1)
+    assert committed_offset_of(reader, "readers", "a", 1) == (5 if is_commit else -1)
     assert [shown.value for shown in read_topic(reader, "a", is_committed=False)] == [b"0", b"1", b"2"]
 
 
@@ -449,7 +449,7 @@ def test_the_second_producer_fences_the_first(node: BareNode, producer: Transact
     assert producer.produce("a", 0, b"late") is ErrorCode.invalid_producer_epoch
     assert producer.end(is_commit=True) is ErrorCode.producer_fenced
     assert producer.end(is_commit=True, version=1) is ErrorCode.invalid_producer_epoch
-    assert producer.commit_position("readers", "a", 0, 3) is ErrorCode.invalid_producer_epoch
+    assert producer.commit_offset("readers", "a", 0, 3) is ErrorCode.invalid_producer_epoch
     second.produce("a", 0, b"kept")
     second.end(is_commit=True)
     assert committed_values(node.connect(), "a") == [b"kept"]
@@ -533,7 +533,7 @@ def test_what_brokers_ask_each_other_is_answered(node: BareNode, producer: Trans
 def test_committed_offsets_need_a_group_that_was_added_unless_the_broker_adds_it(
     node: BareNode, producer: TransactionalProducer, version: int, expected: ErrorCode
 ) -> None:
-    asked = producer.begin_commit_position("readers", "a", 0, 5, version=version)
+    asked = producer.begin_commit_offset("readers", "a", 0, 5, version=version)
     node.settle()
     answer = producer.client.answer(asked)
     assert answer.topics[0].partitions[0].error_code is expected
@@ -542,17 +542,17 @@ def test_committed_offsets_need_a_group_that_was_added_unless_the_broker_adds_it
 def test_committed_offsets_of_unknown_partitions_are_refused(
     node: BareNode, producer: TransactionalProducer
 ) -> None:
-    assert producer.commit_position("readers", "nowhere", 0, 5) is ErrorCode.unknown_topic_or_partition
-    assert producer.commit_position("readers", "a", 9, 5) is ErrorCode.unknown_topic_or_partition
-    assert producer.commit_position("", "a", 0, 5) is ErrorCode.invalid_group_id
+    assert producer.commit_offset("readers", "nowhere", 0, 5) is ErrorCode.unknown_topic_or_partition
+    assert producer.commit_offset("readers", "a", 9, 5) is ErrorCode.unknown_topic_or_partition
+    assert producer.commit_offset("", "a", 0, 5) is ErrorCode.invalid_group_id
     assert described(node.connect(), "copy").transaction_state == "Empty"
 
 
 def test_a_generation_of_nobody_is_refused(node: BareNode, producer: TransactionalProducer) -> None:
-    code = producer.commit_position("readers", "a", 0, 5, generation_id=4, member_id="nobody")
+    code = producer.commit_offset("readers", "a", 0, 5, generation_id=4, member_id="nobody")
     assert code is ErrorCode.illegal_generation
     assert producer.end(is_commit=True) is ErrorCode.none
-    assert committed_position(node.connect(), "readers", "a") == -1
+    assert committed_offset_of(node.connect(), "readers", "a") == -1
 
 
 # Looking

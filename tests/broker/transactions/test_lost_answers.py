@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.transactions.model import EPOCH_USABLE_MAX
 from holdfast.testing.bare_clients import (
     TransactionalProducer,
-    committed_position,
+    committed_offset_of,
     committed_values,
 )
 from holdfast.testing.bare_node import BareNode
@@ -93,7 +93,7 @@ def test_a_producer_that_did_not_hear_of_the_end_goes_on(
         assert producer.init() is ErrorCode.none
         use_up_epochs(node, producer, epoch)
         assert producer.produce("t", 0, b"first") is ErrorCode.none
-        assert producer.commit_position("group", "t", 0, 1) is ErrorCode.none
+        assert producer.commit_offset("group", "t", 0, 1) is ErrorCode.none
         node = lose_answer(producer, node, is_commit=is_commit, steps=steps, ending=ending)
         if node is None:
             break
@@ -102,10 +102,10 @@ def test_a_producer_that_did_not_hear_of_the_end_goes_on(
         client = node.connect()
         first = committed_values(client, "t")
         assert producer.produce("t", 0, b"second") is ErrorCode.none
-        assert producer.commit_position("group", "t", 0, 2) is ErrorCode.none
+        assert producer.commit_offset("group", "t", 0, 2) is ErrorCode.none
         assert producer.end(is_commit=True) is ErrorCode.none
         assert committed_values(client, "t") == [*first, b"second"]
-        assert committed_position(client, "group", "t") == 2
+        assert committed_offset_of(client, "group", "t") == 2
         if go_on is again:
             assert first == ([b"first"] if is_commit else [])
     assert tried > 3

@@ -277,19 +277,22 @@ def write_clean_shutdown(fs: FileSystem, log_directory: str, broker_epoch: int) 
     write_atomically(fs, f"{log_directory}/{CLEAN_SHUTDOWN_FILE}", content.encode())
 
 
-def take_clean_shutdown(fs: FileSystem, log_directory: str) -> int | None:
-    """Remove the marker, durably, and give its broker epoch, −1 when it names none; None without a marker.
+def read_clean_shutdown(fs: FileSystem, log_directory: str) -> int | None:
+    """The broker epoch in the marker, −1 when it names none; None without a marker, or with one that cannot be read:
+    recovery is the safe answer."""
+    path = f"{log_directory}/{CLEAN_SHUTDOWN_FILE}"
+    return decode_clean_shutdown(read_whole(fs, path)) if fs.exists(path) else None
+
+
+def remove_clean_shutdown(fs: FileSystem, log_directory: str) -> None:
+    """Remove the marker, durably.
 
     It must be gone before anything is written: a marker that outlives a crash would let recovery be skipped.
-    A marker that cannot be read is none, since recovery is the safe answer; it is removed all the same.
     """
     path = f"{log_directory}/{CLEAN_SHUTDOWN_FILE}"
-    if not fs.exists(path):
-        return None
-    data = read_whole(fs, path)
-    fs.remove(path)
-    fs.flush_directory(parent_of(path))
-    return decode_clean_shutdown(data)
+    if fs.exists(path):
+        fs.remove(path)
+        fs.flush_directory(parent_of(path))
 
 
 def decode_clean_shutdown(data: bytes) -> int | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -55,6 +56,17 @@ LOADED_MAX: Final = 8
 class PendingFlush(NamedTuple):
     targets: tuple[FlushTarget, ...]
     end: LogPosition
+
+
+@dataclass(slots=True)
+class Growth:
+    """What became of a log since it was opened."""
+
+    opened_end_offset: int
+    bytes_before_active: int
+    """Appended to segments that are sealed now, less what the first active one held before."""
+    cut_bytes: int = 0
+    """What recovery cut off its end when it was opened."""
 
 
 class Log:
@@ -105,8 +117,7 @@ class Log:
         self._size_at_flush = segments[-1].size
         """Of the active segment when the last flush was begun."""
         self._loaded: list[Segment] = []
-        self.cut_bytes = 0
-        """What recovery cut off its end when it was opened."""
+        self.growth = Growth(end_offset, -segments[-1].size)
 
     @property
     def active(self) -> Segment:
@@ -115,6 +126,16 @@ class Log:
     @property
     def size(self) -> int:
         return sum(segment.size for segment in self.segments)
+
+    @property
+    def appended_bytes(self) -> int:
+        """Since the log was opened, whether they are still there or not."""
+        return self.growth.bytes_before_active + self.segments[-1].size
+
+    @property
+    def appended_messages(self) -> int:
+        """The same in messages; a transaction's marker counts as one."""
+        return self.end_offset - self.growth.opened_end_offset
 
     @property
     def end_position(self) -> LogPosition:
@@ -230,6 +251,7 @@ class Log:
             self._sealed_unflushed.append(epochs)
             self._epoch_files.written_aside(self.epochs)
         self.segments.append(segment)
+        self.growth.bytes_before_active += old.size
         self._keep_loaded(old)
         self._bases.append(segment.base_offset)
         self._directory_unflushed = self._is_changed = True
@@ -539,6 +561,8 @@ class Log:
 
     def write_for_clean_start(self) -> list[FlushTarget]:
         """Write what a clean start will trust; once all of what is returned is flushed, `close` may follow."""
+        if not self.active.size:
+            self.active.leave_empty_indexes()
         if not self._is_changed and self.recovery_point >= self.end_offset:
             return []
         if self.active.has_space_ahead:

@@ -71,11 +71,13 @@ class Trust(NamedTuple):
     start_offset_known: bool = True
     """Whether the file of log starts was there to be read. Without it the first segment tells where the log
     starts."""
+    has_gaps_anywhere: bool = False
+    """Whether Apache Kafka has compacted the log: it goes as far as the active segment."""
 
     @property
     def gaps_below(self) -> int:
-        """Compaction keeps below the recovery point, so offsets are missing only there."""
-        return self.recovery_point if self.recovery_point_known else ANYWHERE
+        """Our compaction keeps below the recovery point, so offsets are missing only there."""
+        return self.recovery_point if self.recovery_point_known and not self.has_gaps_anywhere else ANYWHERE
 
     def may_have_lost(self, offset: int) -> bool:
         """Whether a power failure may have taken `offset` and what follows: nothing of that had been flushed."""
@@ -236,7 +238,7 @@ class _Opening:
             is_changed=is_changed
             or (not self.trust.clean and any(segment.size for segment in self.segments)),
         )
-        log.cut_bytes = self.cut_bytes
+        log.growth.cut_bytes = self.cut_bytes
         log.transactions_of(log.active)  # appended to from now on: damage is found here or never
         for segment in log.segments:
             segment.close()

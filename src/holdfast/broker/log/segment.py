@@ -334,6 +334,13 @@ class Segment:
             files.append(file)
         return files
 
+    def leave_empty_indexes(self) -> None:
+        """Make the indexes of a segment without batches: Apache Kafka complains of each that is missing. We never read
+        them, so nobody flushes them."""
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            if not self._fs.exists(self.path(suffix)):
+                self._fs.open(self.path(suffix), "create").close()
+
     def forget_indexes(self) -> None:
         """Give the memory back; the next lookup reads the files."""
         self._index = None

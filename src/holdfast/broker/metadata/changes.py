@@ -201,13 +201,23 @@ def elect_leader(image: ClusterImage, name: str, index: int, *, unclean: bool) -
 def raise_leader_epochs(image: ClusterImage, node_id: int) -> list[MetadataRecord]:
     """A new leader epoch for every partition the node leads, or alone may lead: made at every start.
 
-    Whatever a crash cut from a log was written under an older epoch, so that a client can see the cut.
+    Whatever a crash cut from a log was written under an older epoch, so that a client can see the cut. A controlled
+    shutdown of Apache Kafka leaves its partitions without a leader and an ISR; a lone replica is eligible to lead and
+    in sync with itself.
     """
     return [
-        PartitionChange(partition_id=partition.index, topic_id=topic.topic_id, leader=node_id)
+        PartitionChange(
+            partition_id=partition.index,
+            topic_id=topic.topic_id,
+            leader=node_id,
+            isr=(node_id,) if node_id not in partition.isr else None,
+            eligible_leader_replicas=() if partition.eligible_leader_replicas else None,
+            last_known_elr=() if partition.last_known_elr else None,
+            leader_recovery_state=0 if partition.leader_recovery_state else -1,
+        )
         for topic in image.topics.values()
         for partition in topic.partitions
-        if partition.leader == node_id or partition.isr == (node_id,)
+        if partition.leader == node_id or partition.isr == (node_id,) or partition.replicas == (node_id,)
     ]
 
 

@@ -14,13 +14,17 @@ Rules kept:
 - A record that names a leader starts a new leader epoch, even when the leader is the one before: that is
   how a restart makes its epochs rise. Any change of a partition raises its partition epoch.
 - Removing a topic removes its settings.
+- What this broker does not act on, such as access control entries, is kept as the records that say it, and goes into
+  snapshots as it came. Whether such a cluster may be served is for the start to decide (`unenforced`).
+- Records of a transaction count when it ends (`CountedRecords`).
 - Two images are equal when they describe the same cluster; the position in the log is not part of it,
   because a snapshot and the log it replaces reach the same image by different ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -30,26 +34,48 @@ from holdfast.broker.metadata.names import folded, has_collision_characters
 from holdfast.errors import CorruptLog
 from holdfast.wire.metadata_records import (
     LEADER_UNCHANGED,
+    AbortTransaction,
+    AccessControlEntry,
+    BeginTransaction,
     BrokerRegistrationChange,
+    ClearElr,
+    ClientQuota,
     Config,
+    DelegationToken,
+    EndTransaction,
     FeatureLevel,
+    FenceBroker,
     MetadataRecord,
     NoOp,
     Partition,
     PartitionChange,
     ProducerIds,
     RegisterBroker,
+    RegisterController,
+    RemoveAccessControlEntry,
+    RemoveDelegationToken,
     RemoveTopic,
+    RemoveUserScramCredential,
     Topic,
+    UnfenceBroker,
+    UnregisterBroker,
+    UserScramCredential,
+    ZkMigrationState,
 )
 
 NO_LEADER: Final = -1
 
+UNKNOWN_DIRECTORY: Final = UUID(int=0)
+"""The record is older than directories' ids."""
 UNASSIGNED_DIRECTORY: Final = UUID(int=1)
 """The replica's broker chooses the directory."""
 LOST_DIRECTORY: Final = UUID(int=2)
 """A replica's directory is missing, and nobody knows which one it was."""
-RESERVED_DIRECTORIES: Final = frozenset((UUID(int=0), UNASSIGNED_DIRECTORY, LOST_DIRECTORY))
+RESERVED_DIRECTORIES: Final = frozenset((UNKNOWN_DIRECTORY, UNASSIGNED_DIRECTORY, LOST_DIRECTORY))
+
+
+class UnknownMetadata(CorruptLog):
+    """A record of a kind or version that this version does not know: what it says must not be dropped."""
 
 
 class ResourceType(IntEnum):
@@ -107,6 +133,15 @@ class TopicImage:
 _NO_SETTINGS: Final[Mapping[str, str]] = {}
 
 
+UNENFORCED: Final[Mapping[type[MetadataRecord], str]] = {
+    AccessControlEntry: "acls",
+    UserScramCredential: "scram",
+    ClientQuota: "quotas",
+    DelegationToken: "tokens",
+}
+"""What a cluster may ask for and this broker does not do, by the names that `--serve-unenforced` has for it."""
+
+
 @dataclass(slots=True)
 class ClusterImage:
     topics: dict[str, TopicImage] = field(default_factory=dict)
@@ -114,6 +149,9 @@ class ClusterImage:
     configs: dict[Resource, Mapping[str, str]] = field(default_factory=dict)
     """Settings changed while running, by owner; an owner without any has no entry."""
     brokers: dict[int, RegisterBroker] = field(default_factory=dict)
+    controllers: dict[int, RegisterController] = field(default_factory=dict)
+    kept: dict[Hashable, MetadataRecord] = field(default_factory=dict)
+    """Records that are kept and not acted on, by what a later record of their kind replaces or removes them with."""
     features: dict[str, int] = field(default_factory=dict)
     """Finalized feature levels; a feature at level zero has no entry."""
     next_producer_id: int = 0
@@ -145,6 +183,11 @@ class ClusterImage:
     def colliding_topics(self, name: str) -> frozenset[str]:
         """Existing topics whose metric names could not be told from `name`'s, `name` itself included."""
         return self._names_by_folded.get(folded(name), frozenset())
+
+    def unenforced(self) -> Mapping[str, int]:
+        """What the cluster asks for that this broker does not do, by kind, and how much of it."""
+        kinds = (UNENFORCED[type(record)] for record in self.kept.values() if type(record) in UNENFORCED)
+        return Counter(kinds)
 
     def active_brokers(self) -> list[int]:
         return sorted(broker.broker_id for broker in self.brokers.values() if broker.active)
@@ -189,10 +232,46 @@ class ClusterImage:
                 self.brokers[record.broker_id] = record
             case BrokerRegistrationChange():
                 self._apply_registration_change(record)
-            case NoOp():
+            case FenceBroker() | UnfenceBroker():
+                fenced = 1 if isinstance(record, FenceBroker) else -1
+                self._apply_registration_change(
+                    BrokerRegistrationChange(broker_id=record.id, broker_epoch=record.epoch, fenced=fenced)
+                )
+            case UnregisterBroker():
+                self._registered(record.broker_id, record.broker_epoch)
+                del self.brokers[record.broker_id]
+            case RegisterController():
+                self.controllers[record.controller_id] = record
+            case ClearElr():
+                drafts.clear_elr(record.topic_name)
+            case NoOp() | AbortTransaction():  # of a transaction that nothing was applied of
                 pass
             case _:
-                raise CorruptLog(f"metadata record {record!r} is of a kind this version does not know")
+                self._apply_kept(record)
+
+    def _apply_kept(self, record: MetadataRecord) -> None:
+        match record:
+            case AccessControlEntry():
+                self.kept["acls", record.id] = record
+            case RemoveAccessControlEntry():
+                self.kept.pop(("acls", record.id), None)
+            case UserScramCredential():
+                self.kept["scram", record.name, record.mechanism] = record
+            case RemoveUserScramCredential():
+                self.kept.pop(("scram", record.name, record.mechanism), None)
+            case ClientQuota():
+                key = ("quotas", record.entity, record.key)
+                self.kept[key] = record
+                if record.remove:
+                    del self.kept[key]
+            case DelegationToken():
+                self.kept["tokens", record.token_id] = record
+            case RemoveDelegationToken():
+                self.kept.pop(("tokens", record.token_id), None)
+            case ZkMigrationState():
+                self.kept["zk",] = record
+            case _:
+                raise UnknownMetadata(f"metadata record {record!r} is of a kind this version does not know")
 
     def _apply_config(self, record: Config) -> None:
         try:
@@ -224,12 +303,8 @@ class ClusterImage:
         self.next_producer_id = record.next_producer_id
 
     def _apply_registration_change(self, record: BrokerRegistrationChange) -> None:
-        broker = self.brokers.get(record.broker_id)
-        if broker is None or broker.broker_epoch != record.broker_epoch:
-            raise CorruptLog(
-                f"metadata log changes broker {record.broker_id} of epoch {record.broker_epoch}, "
-                "which is not registered"
-            )
+        broker = self._registered(record.broker_id, record.broker_epoch)
+        cordoned = record.cordoned_log_dirs
         shutdown = record.in_controlled_shutdown
         self.brokers[record.broker_id] = replace(
             broker,
@@ -237,7 +312,16 @@ class ClusterImage:
             fenced=record.fenced > 0 if record.fenced else broker.fenced,
             in_controlled_shutdown=shutdown > 0 if shutdown else broker.in_controlled_shutdown,
             log_dirs=record.log_dirs or broker.log_dirs,
+            cordoned_log_dirs=broker.cordoned_log_dirs if cordoned is None else cordoned,
         )
+
+    def _registered(self, broker_id: int, broker_epoch: int) -> RegisterBroker:
+        broker = self.brokers.get(broker_id)
+        if broker is None or broker.broker_epoch != broker_epoch:
+            raise CorruptLog(
+                f"metadata log changes broker {broker_id} of epoch {broker_epoch}, which is not registered"
+            )
+        return broker
 
     def _publish_topic(self, topic: TopicImage) -> None:
         if topic.name not in self.topics and has_collision_characters(topic.name):
@@ -293,6 +377,22 @@ class _TopicDrafts:
             )
         partitions[record.partition_id] = _changed(partitions[record.partition_id], record)
 
+    def clear_elr(self, topic_name: str) -> None:
+        """Forget the eligible leader replicas of one topic or, named "", of all."""
+        for topic in list(self._image.topics.values()):
+            if topic_name not in ("", topic.name):
+                continue
+            partitions = self._partitions_of(topic.topic_id)
+            for index, partition in enumerate(partitions):
+                if partition.eligible_leader_replicas or partition.last_known_elr:
+                    forgotten = PartitionChange(
+                        partition_id=index,
+                        topic_id=topic.topic_id,
+                        eligible_leader_replicas=(),
+                        last_known_elr=(),
+                    )
+                    partitions[index] = _changed(partition, forgotten)
+
     def remove(self, topic_id: UUID) -> None:
         topic = self._find(topic_id)
         if topic is None:
@@ -331,7 +431,7 @@ def _created(record: Partition) -> PartitionImage:
         partition_epoch=record.partition_epoch,
         replicas=tuple(record.replicas),
         isr=tuple(record.isr),
-        directories=tuple(record.directories),
+        directories=tuple(record.directories) or (UNKNOWN_DIRECTORY,) * len(record.replicas),
         removing_replicas=tuple(record.removing_replicas),
         adding_replicas=tuple(record.adding_replicas),
         leader_recovery_state=record.leader_recovery_state,
@@ -361,3 +461,39 @@ def _changed(old: PartitionImage, record: PartitionChange) -> PartitionImage:
 
 def _or_old(new: Iterable[int] | None, old: tuple[int, ...]) -> tuple[int, ...]:
     return old if new is None else tuple(new)
+
+
+class CountedRecords:
+    """Which records of the log count, in their order: those of a transaction when it ends, or never.
+
+    A log may end inside a transaction, of which nothing counts then. Whoever goes on with the log writes
+    `AbortTransaction` first, or what follows would be taken for a part of it.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[MetadataRecord] | None = None
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return self._pending is not None
+
+    def take(self, records: Iterable[MetadataRecord]) -> list[MetadataRecord]:
+        """The records that count now that these have been read."""
+        counted: list[MetadataRecord] = []
+        for record in records:
+            match record:
+                case BeginTransaction() if self._pending is None:
+                    self._pending = []
+                case EndTransaction() if self._pending is not None:
+                    counted += self._pending
+                    self._pending = None
+                case AbortTransaction() if self._pending is not None:
+                    self._pending = None
+                case BeginTransaction() | EndTransaction() | AbortTransaction():
+                    raise CorruptLog(
+                        f"metadata log has {type(record).__name__} "
+                        f"{'inside' if self._pending is not None else 'outside'} a transaction"
+                    )
+                case _:
+                    (counted if self._pending is None else self._pending).append(record)
+        return counted

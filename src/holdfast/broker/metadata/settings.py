@@ -60,7 +60,7 @@ def replace_settings(
     image: ClusterImage, resource: Resource, configs: Sequence[tuple[str, str | None]], config: BrokerConfig
 ) -> list[MetadataRecord]:
     """AlterConfigs: the given settings are all the resource has afterwards."""
-    _check_request([Alteration(name, Operation.SET, value) for name, value in configs])
+    check_request([Alteration(name, Operation.SET, value) for name, value in configs])
     settings = {name: value for name, value in configs if value is not None}
     return _records(image, resource, settings, frozenset(settings), config)
 
@@ -69,7 +69,7 @@ def alter_settings(
     image: ClusterImage, resource: Resource, changes: Sequence[Alteration], config: BrokerConfig
 ) -> list[MetadataRecord]:
     """IncrementalAlterConfigs: only the named settings change."""
-    _check_request(changes)
+    check_request(changes)
     try:
         settings = alter(image.settings(resource), changes, _SETTINGS.get(resource.type, {}))
     except ConfigError as refused:
@@ -89,7 +89,7 @@ def check_broker_name(image: ClusterImage, name: str) -> int:
     return broker_id
 
 
-def _check_request(changes: Sequence[Alteration]) -> None:
+def check_request(changes: Sequence[Alteration]) -> None:
     names = [change.name for change in changes]
     if len(set(names)) != len(names):
         raise ApiError(ErrorCode.invalid_request, "a setting is named more than once for one resource")

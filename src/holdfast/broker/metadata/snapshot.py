@@ -3,7 +3,7 @@
 Applying `records(image)` to an empty image gives an equal image, and so does any snapshot followed by the
 rest of the log. The order is fixed, so that equal images give equal snapshots whatever way they came about:
 the feature levels first, because Kafka's readers want to know the metadata version before anything else,
-then brokers, topics with their partitions, settings, and the next producer id.
+then brokers and controllers, topics with their partitions, settings, the next producer id, and what is kept.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def records(image: ClusterImage) -> Iterator[MetadataRecord]:
     yield from set_feature_levels(ClusterImage(), image.features)
     for broker_id in sorted(image.brokers):
         yield image.brokers[broker_id]
+    for controller_id in sorted(image.controllers):
+        yield image.controllers[controller_id]
     for topic_name in sorted(image.topics):
         yield from _topic_records(image.topics[topic_name])
     for resource in sorted(image.configs):
@@ -32,6 +34,7 @@ def records(image: ClusterImage) -> Iterator[MetadataRecord]:
             yield Config(resource_type=resource.type, resource_name=resource.name, name=name, value=value)
     if image.next_producer_id > 0:
         yield ProducerIds(broker_id=-1, broker_epoch=-1, next_producer_id=image.next_producer_id)
+    yield from sorted(image.kept.values(), key=lambda record: (record.api_key, record.encode()))
 
 
 def _topic_records(topic: TopicImage) -> Iterator[MetadataRecord]:

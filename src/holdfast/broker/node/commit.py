@@ -34,9 +34,13 @@ class GroupCommit:
     _call_soon: Callable[[Callable[[], None]], None]
     _on_flushed: Callable[[HostedPartition], None]
     _report: Callable[[str, Exception], None]
+    _sizes: Callable[[float], None]
+    """Takes how many messages a flush is for."""
     _dirty: dict[HostedPartition, None] = field(default_factory=dict, init=False)
     _put_off: list[HostedPartition] = field(default_factory=list, init=False)
     _scheduled: bool = field(default=False, init=False)
+    _under_way: dict[HostedPartition, int] = field(default_factory=dict, init=False)
+    """How often `look` has found the flush of a partition under way."""
     flushes: int = field(default=0, init=False)
 
     def appended(self, partition: HostedPartition) -> None:
@@ -94,6 +98,19 @@ class GroupCommit:
             partition.wants_flush = False
             self.request(partition)
 
+    def look(self) -> None:
+        """Once a second: see which flushes do not return."""
+        for partition, looks in self._under_way.items():
+            self._under_way[partition] = looks + 1
+
+    def stuck(self, seconds: int) -> list[HostedPartition]:
+        """Partitions whose flush has been under way for so long; a disk that answers nothing fails nothing."""
+        return [partition for partition, looks in self._under_way.items() if looks >= seconds]
+
+    @property
+    def oldest_flush_seconds(self) -> int:
+        return max(self._under_way.values(), default=0)
+
     def _begin(self) -> None:
         self._scheduled = False
         dirty, self._dirty = self._dirty, {}
@@ -107,6 +124,7 @@ class GroupCommit:
 
     def _flush(self, partition: HostedPartition, *, apart: bool) -> None:
         partition.flush_running = True
+        self._under_way[partition] = 0
         end = partition.log.end_position
 
         refusal: OSError | None = None
@@ -117,6 +135,7 @@ class GroupCommit:
             if _is_gone(partition):
                 return ()
             try:
+                self._sizes(partition.log.unflushed_messages)
                 targets, end = partition.log.begin_flush(apart=apart)
             except OSError as error:
                 refusal = error
@@ -137,6 +156,7 @@ class GroupCommit:
 
     def _done(self, partition: HostedPartition, end: LogPosition, error: OSError | None) -> None:
         partition.flush_running = False
+        self._under_way.pop(partition, None)
         self.flushes += 1
         if _is_gone(partition):
             return

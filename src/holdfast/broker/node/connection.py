@@ -11,7 +11,7 @@ is ready, not when the request came.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from holdfast.broker.log.segment import Slice
@@ -29,6 +29,7 @@ from holdfast.broker.node.context import (
     Within,
 )
 from holdfast.broker.node.metadata_log import MetadataLog, Settings
+from holdfast.broker.node.meter import Meter
 from holdfast.broker.node.timers import Timer, Timers
 from holdfast.broker.node.usual_produce import UsualProduce
 from holdfast.errors import MalformedFrame
@@ -43,6 +44,7 @@ class RequestServices(Protocol):
     metadata: MetadataLog
     settings: Settings
     timers: Timers
+    meter: Meter
     usual_produce: UsualProduce
     report: Callable[[str, Exception], None]
 
@@ -50,7 +52,19 @@ class RequestServices(Protocol):
 
 
 class Exchange:
-    __slots__ = ("api_key", "connection", "correlation_id", "is_dropped", "later", "parts", "version")
+    __slots__ = (
+        "api_key",
+        "arrived_ns",
+        "begun_ns",
+        "connection",
+        "correlation_id",
+        "is_dropped",
+        "later",
+        "parked_ns",
+        "parts",
+        "ready_ns",
+        "version",
+    )
 
     def __init__(self, connection: Connection, api_key: int, version: int, correlation_id: int) -> None:
         self.connection = connection
@@ -61,6 +75,9 @@ class Exchange:
         self.parts: list[Part] | None = None
         self.is_dropped = False
         """The request gets no response; it only keeps its place in the order."""
+        # Its moments: see `meter`.
+        self.begun_ns = self.parked_ns = self.ready_ns = connection.meter.clock.read_ns
+        self.arrived_ns = connection.arrived_ns or self.begun_ns
 
     def deliver(self, response: Response) -> None:
         connection = self.connection
@@ -90,7 +107,8 @@ class Exchange:
     def _finish(self, response: Response) -> None:
         try:
             self.parts = self._encode(response)
-            self.connection.send_ready()
+            self.ready_ns = ready_ns = self.connection.meter.clock.monotonic_ns()
+            self.connection.send_ready(ready_ns)
         except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
             self.give_up(error)
 
@@ -108,6 +126,8 @@ class Exchange:
         else:
             if isinstance(response, Within):
                 response = response.fields
+            connection = self.connection
+            connection.meter.look_through(connection.session, self.api_key, response)
             body = [encode_response(self.api_key, self.version, response)]
         head = response_header(self.api_key, self.version, self.correlation_id)
         length = len(head)
@@ -123,7 +143,8 @@ class Exchange:
     def drop(self) -> None:
         self.is_dropped = True
         self.parts = []
-        self.connection.send_ready()
+        self.ready_ns = ready_ns = self.connection.meter.clock.monotonic_ns()
+        self.connection.send_ready(ready_ns)
 
 
 class Connection:
@@ -136,7 +157,10 @@ class Connection:
     ) -> None:
         self.node = node
         self.metadata = node.metadata
+        self.meter = node.meter
         self.session = session
+        self.arrived_ns = 0
+        """When the last byte of a request came that was not begun at once; 0 for one that is."""
         self.transmit = transmit
         """Takes responses, or none: there may be room for requests all the same."""
         self._close = close
@@ -149,6 +173,10 @@ class Connection:
     def is_saturated(self) -> bool:
         """Whether the shell should stop reading until `transmit` is called."""
         return len(self._under_way) >= self._under_way_max
+
+    def waiting(self) -> Iterator[int]:
+        """The API keys of the requests that are not answered yet."""
+        return (exchange.api_key for exchange in self._under_way)
 
     @property
     def requests_under_way(self) -> int:
@@ -168,6 +196,7 @@ class Connection:
             exchange = self.enqueue(header.api_key, header.version, header.correlation_id)
             context = RequestContext(self.session, header.api_key, header.version)
             answer = self.node.handle(context, frame, header.body_offset, now)
+            exchange.parked_ns = self.meter.clock.monotonic_ns()
         except MalformedFrame as error:
             self.close(str(error))
             return
@@ -191,12 +220,14 @@ class Connection:
         self._under_way.append(exchange)
         return exchange
 
-    def send_ready(self) -> None:
+    def send_ready(self, left_ns: int) -> None:
         """Send every response that is ready and next in order; the shell looks for room even if there is none."""
         under_way = self._under_way
         out: list[Part] = []
         while under_way and under_way[0].parts is not None:
-            out += under_way.popleft().parts or ()
+            exchange = under_way.popleft()
+            out += exchange.parts or ()
+            self.meter.answered(exchange, left_ns)
         if not self.is_closed:
             try:
                 self.transmit(out)

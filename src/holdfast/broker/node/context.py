@@ -30,6 +30,9 @@ class Session:
         self.client_id: str | None = None
         """As the latest request names it."""
 
+    def __str__(self) -> str:
+        return f"{self.address} ({self.client_id!r}, {self.principal} on {self.listener})"
+
 
 class RequestContext(NamedTuple):
     session: Session

@@ -365,6 +365,16 @@ class Coordination(Generic[MachineT]):
             if not (hosted.is_deleted or hosted.offline):
                 yield known
 
+    def untold(self) -> list[str]:
+        """Coordinator partitions of which nobody here can tell what they hold: offline, or not to be rebuilt."""
+        topic = self._node.metadata.image.topic(self.topic)
+        found = []
+        for partition in topic.partitions if topic is not None else ():
+            hosted = self._node.partitions.get(self.topic, partition.index)
+            if hosted is None or hosted.offline or partition.index in self._damaged:
+                found.append(f"{self.topic}-{partition.index}")
+        return found
+
     def _open(self, index: int, now: Now) -> Coordinator[MachineT]:
         gone = self._coordinators.pop(index, None)
         if gone is not None:

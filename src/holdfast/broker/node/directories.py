@@ -13,7 +13,7 @@ Names of partitions' directories, in Kafka's forms:
 
 A name has at most 255 bytes, so with an id and a mark a long topic's name is cut, as Kafka cuts it. Cut names end
 with a checksum of the whole one: the checkpoints know partitions by their whole names, and two topics must not
-share one. Earlier versions left `topic-N-stray`; such directories are nobody's and stay as they are.
+share one. Earlier versions left `topic-N-stray`, at which Kafka stops: such a directory is renamed at the next start.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ OBSTINATE_ERRNOS: Final = frozenset(
 """A name cannot be removed or changed: it is mounted, somebody else's, or too long. The disk itself works."""
 LOCK_FILE: Final = ".lock"
 SESSION_FILE: Final = "holdfast.session"
+RESTORING_FILE: Final = "holdfast.restoring"
+"""There while a backup is restored to the directory; see `holdfast.backup.restoring`."""
 RESERVE_FILE: Final = "holdfast.reserve"
 RESERVE_BYTES: Final = 1 << 20
 RESERVE_STEP_BYTES: Final = 64 << 10
@@ -141,6 +143,9 @@ class LogDirectory:
         self.has_new_id = False
         """Its identity named no id of the directory, so that it got one now."""
         self.was_clean = False
+        self.was_kafkas = False
+        """Apache Kafka ran here since our last run. It compacts above its recovery points, and notes the start of a log
+        only where that is inside a segment."""
         self.session = BrokerRun("")
         """The last one that began here."""
         self.torn_tail_expected = False
@@ -183,10 +188,14 @@ class LogDirectory:
             )
 
     def open(self, boot_id: str, say: Callable[[str], None]) -> None:
-        """Lock the directory and read what the last run left; the clean marker is used up."""
+        """Lock the directory and read what the last run left. Nothing is changed before `use_up_clean_marker`."""
         fs = self._fs
         if fs.exists(self.path) and not fs.is_directory(self.path):
             raise DataDirectoryError(f"{self.path} is not a directory")
+        if not self._is_missing(RESTORING_FILE):
+            raise DataDirectoryError(
+                f"a backup was being restored to {self.path}, and that did not end; run `holdfast restore` again"
+            )
         if not self._is_missing(checkpoints.META_PROPERTIES_FILE):
             self._take(boot_id, say)
         elif self.holds_partitions():
@@ -230,7 +239,11 @@ class LogDirectory:
         path = f"{self.path}/{SESSION_FILE}"
         self.session = decode_session(read_whole(fs, path)) if fs.exists(path) else BrokerRun("")
         self.torn_tail_expected = self.session.boot_id != boot_id
-        self.was_clean = checkpoints.take_clean_shutdown(fs, self.path) is not None
+        self.was_clean = checkpoints.read_clean_shutdown(fs, self.path) is not None
+
+    def use_up_clean_marker(self) -> None:
+        """The directory is about to be changed."""
+        checkpoints.remove_clean_shutdown(self._fs, self.path)
 
     def _make(self) -> None:
         """Make the directory and what is missing above it, each durable in its parent."""
@@ -319,7 +332,8 @@ class LogDirectory:
             start_offset=self.log_starts.get(key, 0),
             torn_tail_expected=self.torn_tail_expected,
             recovery_point_known=self.recovery_points_known,
-            start_offset_known=self.log_starts_known,
+            start_offset_known=self.log_starts_known and not self.was_kafkas,
+            has_gaps_anywhere=self.was_kafkas,
         )
 
     def _read(self, name: str, say: Callable[[str], None]) -> Offsets | None:
@@ -357,11 +371,21 @@ class LogDirectory:
         except OSError as also:
             self.failure = f"{error} (and {also})"
 
-    def close_cleanly(self, recovery_points: Offsets, log_starts: Offsets, broker_epoch: int | None) -> None:
-        """Without an epoch no marker is left, and the next start believes nothing above the recovery points."""
+    def close_cleanly(
+        self,
+        recovery_points: Offsets,
+        log_starts: Offsets,
+        high_watermarks: Offsets,
+        broker_epoch: int | None,
+    ) -> None:
+        """Without an epoch no marker is left, and the next start believes nothing above the recovery points.
+
+        The high watermarks are for an Apache Kafka that goes on here.
+        """
         self.is_closed = True
         self.write_checkpoint(checkpoints.RECOVERY_POINT_FILE, recovery_points)
         self.write_checkpoint(checkpoints.LOG_START_FILE, log_starts)
+        self.write_checkpoint(checkpoints.REPLICATION_FILE, high_watermarks)
         if broker_epoch is not None:
             checkpoints.write_clean_shutdown(self._fs, self.path, broker_epoch)
         self.release()

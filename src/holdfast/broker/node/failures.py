@@ -51,6 +51,7 @@ class Failures:
     _say: Say
     fatal: str | None = field(default=None, init=False)
     """Why this broker cannot go on, once that is so."""
+    presence: Presence = field(init=False)
     on_fatal: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
 
     # Refused
@@ -90,6 +91,22 @@ class Failures:
             return f"{self._fs.free_bytes(directory.path):,} bytes are free"
         except OSError:
             return "how much is free cannot be asked"
+
+    def stuck(self, partitions: Sequence[HostedPartition]) -> None:
+        """Tell of flushes that do not return: whoever waits for them waits, and nothing is lost or refused yet."""
+        slow = {partition.directory for partition in partitions}
+        for directory in slow:
+            names = _listed([partition for partition in partitions if partition.directory is directory])
+            self._troubles.begin(
+                Kind.FLUSH_STUCK,
+                directory.path,
+                f"the disk of {directory.path} does not answer: flushes have been under way for seconds in {names}. "
+                "Producers with acks=all wait, and are told REQUEST_TIMED_OUT when their patience ends",
+            )
+        for trouble in self._troubles.lasting(Kind.FLUSH_STUCK):
+            if trouble.subject not in {directory.path for directory in slow}:
+                text = f"the disk of {trouble.subject} answers again"
+                self._troubles.end(Kind.FLUSH_STUCK, trouble.subject, text)
 
     # Failed
 

@@ -33,8 +33,10 @@ from holdfast.broker.node.coordination import (
     outcome_unknown,
 )
 from holdfast.broker.node.directories import REFUSED_ERRNOS
+from holdfast.broker.node.loggers import GROUPS
 from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.services import CoordinatorServices
+from holdfast.saying import named
 from holdfast.seams import FileSystem, Now
 
 SILENCES_FILE: Final = "holdfast.silences"
@@ -177,7 +179,7 @@ class GroupService(Coordination[GroupCoordinator]):
                 topics=self._topics,
                 settings=lambda: node.metadata.settings.broker,
                 overrides=self._overrides,
-                say=node.say,
+                say=named(node.say, GROUPS),
                 first_session_ms=self._silences.session_ms,
             )
         )

@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from holdfast.broker.log.log import Log
 from holdfast.broker.node.directories import LogDirectory
+from holdfast.broker.node.meter import TopicTraffic
 from holdfast.broker.node.placement import Placement
 from holdfast.broker.partition.offsets import PartitionOffsets, Waiters
 from holdfast.errors import ApiError, LogDirectoryOffline
@@ -34,6 +35,8 @@ class HostedPartition:
     directory: LogDirectory
     report: InitVar[Callable[[str, Exception], None]]
     """Is told what those raise who wait for the partition."""
+    traffic: TopicTraffic = field(default_factory=TopicTraffic)
+    """The topic's, which all its partitions share."""
     offsets: PartitionOffsets = field(init=False)
     flush_waiters: Waiters = field(init=False)
     """Who waits for a flush although the topic acknowledges without; see `GroupCommit.when_flushed`."""

@@ -43,7 +43,6 @@ class Scrubbing:
         self._position = 0
         self._next_offset = 0
         self._done_below = -1
-        self.passes = 0
 
     def check(self, now: Now) -> None:
         """Read the next stretch, if it is time and nothing else is under way."""
@@ -64,7 +63,7 @@ class Scrubbing:
                 return
             self._left.popleft()
             self._segment, self._done_below = None, -1
-        self.passes += 1
+        self._node.meter.scrub_passes += 1
 
     def _forget_removed(self) -> None:
         """A damaged segment that retention, compaction or a deletion has taken is nobody's trouble any more."""

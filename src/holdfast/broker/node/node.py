@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from holdfast.atomic import flush_each
-from holdfast.broker.node import dispatch, housekeeping, startup
+from holdfast.broker.node import dispatch, housekeeping, loggers, startup
 from holdfast.broker.node.checkpoints import Checkpoints, LogStarts
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.connection import Connection
@@ -38,6 +38,7 @@ from holdfast.broker.node.group_service import GroupService
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import Intake
 from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.meter import Meter
 from holdfast.broker.node.partitions import HostedPartitions
 from holdfast.broker.node.placement import AcceptedLosses
 from holdfast.broker.node.services import Identity, NodeSeams
@@ -47,13 +48,16 @@ from holdfast.broker.node.troubles import Troubles
 from holdfast.broker.node.usual_produce import UsualProduce
 from holdfast.broker.node.wall_clock import WallClock
 from holdfast.config.broker import BrokerConfig
-from holdfast.saying import unfailing
+from holdfast.errors import ApiError
+from holdfast.saying import named, unfailing
 from holdfast.seams import Buffer, FlushTarget, Now
 from holdfast.wire.messages import decode_request
-from holdfast.wire.metadata_records import EndPoint
+from holdfast.wire.metadata_records import BrokerRegistrationChange, EndPoint
 
 CHECKPOINT_INTERVAL_MS: Final = 1000
 """How often recovery points reach the disk while flushes happen: what bounds recovery's work after a crash."""
+FLUSH_STUCK_S: Final = 5
+"""A flush that takes so long is told of: a disk that is slow for once has answered by then."""
 FLUSH_ALL_ABOVE: Final = 64
 """Files to flush at a stop from which one flush of the whole file system is cheaper than one of each."""
 OPEN_AT_STOP_MAX: Final = 512
@@ -61,17 +65,30 @@ OPEN_AT_STOP_MAX: Final = 512
 
 
 class Node:
-    def __init__(self, config: BrokerConfig, seams: NodeSeams, accept_loss: Iterable[str] = ()) -> None:
-        """`accept_loss` names what is given up if it is missing: see `placement`."""
+    def __init__(
+        self,
+        config: BrokerConfig,
+        seams: NodeSeams,
+        accept_loss: Iterable[str] = (),
+        serve_unenforced: Iterable[str] = (),
+    ) -> None:
+        """`accept_loss` names what is given up if it is missing: see `placement`; `serve_unenforced` the kinds of
+        records that may be there although nobody enforces them: see `inherited`."""
         fs = seams.fs
         self.seams = seams
-        self.say = say = unfailing(seams.say)
+        self.say = say = named(unfailing(seams.say), loggers.BROKER)
+        storage = named(say, loggers.STORAGE)
         self.report = report = defect_reporter(say)
-        self.troubles = Troubles(say, lambda: seams.clock.now().monotonic_ms)
+        self.troubles = Troubles(storage, lambda: seams.clock.now().monotonic_ms)
         self.timers = Timers(self._timer_failed)
+        self.meter = meter = Meter(seams.clock, named(say, loggers.REQUESTS))
         self.identity = Identity(config.node_id)
         self.accepted = AcceptedLosses(accept_loss)
-        self.metadata = MetadataLog(fs, config, lambda hosted: self.commit.request(hosted), report, say)
+        self.serve_unenforced = frozenset(serve_unenforced)
+        metadata_say = named(say, loggers.METADATA)
+        self.metadata = MetadataLog(
+            fs, config, lambda hosted: self.commit.request(hosted), report, metadata_say
+        )
         self.settings = settings = self.metadata.settings
         self.wall_clock = WallClock(
             fs,
@@ -82,16 +99,23 @@ class Node:
             say,
         )
         self.failures = Failures(
-            fs, self.troubles, self.metadata, lambda directory: self.partitions.in_directory(directory), say
+            fs,
+            self.troubles,
+            self.metadata,
+            lambda directory: self.partitions.in_directory(directory),
+            storage,
         )
         self.directories = [LogDirectory(fs, path, self.failures) for path in config.log_dirs]
         self.partitions = HostedPartitions(
-            fs, self.metadata, self.directories, self.accepted, self.troubles, report, say
+            fs, self.metadata, self.directories, self.accepted, self.troubles, meter, report, storage
         )
-        self.checkpoints = Checkpoints(fs, seams.flusher, self.partitions, say)
-        self.log_starts = LogStarts(fs, seams.worker, seams.clock, self.timers, self.checkpoints, say)
-        self.presence = Presence(self.directories)
-        self.commit = GroupCommit(seams.flusher, seams.call_soon, self._note_flush, report)
+        meter.names_by_id = self.partitions.names_by_id
+        self.checkpoints = Checkpoints(fs, seams.flusher, self.partitions, storage)
+        self.log_starts = LogStarts(fs, seams.worker, seams.clock, self.timers, self.checkpoints, storage)
+        self.failures.presence = Presence(self.directories)
+        self.commit = GroupCommit(
+            seams.flusher, seams.call_soon, self._note_flush, report, meter.flush_messages.observe
+        )
         self.producer_ids = ProducerIdSource(self.metadata, config.node_id)
         self.groups = GroupService(self)
         self.transactions = TransactionService(self, self.groups, self.producer_ids)
@@ -102,7 +126,7 @@ class Node:
             config.max_incremental_fetch_session_cache_slots, seams.randomness
         )
         self.intake = Intake(self.commit)
-        self.usual_produce = UsualProduce(self.intake, self.partitions, self.metadata)
+        self.usual_produce = UsualProduce(self.intake, self.partitions, self.metadata, meter)
         self.unserved_topics: set[tuple[str, str]] = set()
 
     # Life
@@ -123,6 +147,7 @@ class Node:
         """Flush, write what a clean start trusts, and release the directories. Blocks."""
         self.timers.is_stopped = True
         self.wall_clock.save()
+        self._fence(now)
         for directory in self.directories:
             if not directory.offline:
                 try:
@@ -130,12 +155,25 @@ class Node:
                     directory.close_cleanly(
                         self.checkpoints.recovery_points(directory),
                         self.checkpoints.log_starts(directory),
+                        self.partitions.ends_in(directory),
                         # A partition found damaged must be found damaged again, not taken for cleanly closed.
                         None if self.partitions.has_damaged(directory) else self.identity.broker_epoch,
                     )
                 except OSError as error:
                     directory.take_offline(error)
             directory.release()
+
+    def _fence(self, now: Now) -> None:
+        """Say that this broker is gone: an Apache Kafka that is started here need not wait for it."""
+        if not self.metadata.is_open or self.identity.broker_epoch < 0:
+            return
+        gone = BrokerRegistrationChange(
+            broker_id=self.identity.node_id, broker_epoch=self.identity.broker_epoch, fenced=1
+        )
+        try:
+            self.metadata.append([gone], now)
+        except ApiError as error:
+            self.say(f"that this broker is gone could not be recorded: {error}")
 
     def _close_logs(self, directory: LogDirectory) -> None:
         written: list[HostedPartition] = []
@@ -186,7 +224,7 @@ class Node:
 
     def _note_flush(self, partition: HostedPartition) -> None:
         self.checkpoints.are_due = True
-        self.presence.watch(partition)
+        self.failures.presence.watch(partition)
 
     def _every_second(self, due_ms: int) -> None:
         def run() -> None:
@@ -198,7 +236,11 @@ class Node:
             self._every_second(now_ms + CHECKPOINT_INTERVAL_MS)
             for work in (
                 *(production.time_out for production in self.intake.timed_out(now_ms)),
-                self.presence.look,
+                lambda: self.meter.every_second(self.settings.broker.holdfast_slow_request_ms),
+                self.failures.presence.look,
+                self.metadata.require_alone,
+                self.commit.look,
+                lambda: self.failures.stuck(self.commit.stuck(FLUSH_STUCK_S)),
                 self.checkpoints.write_due,
                 self.commit.go_on,
                 self.checkpoints.deletions.carry_on,

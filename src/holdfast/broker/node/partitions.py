@@ -46,6 +46,7 @@ from holdfast.broker.node.directories import (
 )
 from holdfast.broker.node.hosted import HostedPartition, OfflinePartition
 from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.meter import Meter
 from holdfast.broker.node.placement import AcceptedLosses, Doomed, Placement, flag, set_aside
 from holdfast.broker.node.troubles import Kind, Troubles
 from holdfast.errors import ApiError, CorruptLog, MissingOffsets
@@ -153,6 +154,7 @@ class HostedPartitions:
     directories: list[LogDirectory]
     _accepted: AcceptedLosses
     _troubles: Troubles
+    _meter: Meter
     _report: Callable[[str, Exception], None]
     _say: Say
     _hosted: dict[tuple[str, int], HostedPartition] = field(default_factory=dict, init=False)
@@ -199,6 +201,14 @@ class HostedPartitions:
         if self._metadata.is_open and self._metadata.hosted.directory is directory:
             hosted.append(self._metadata.hosted)
         return hosted
+
+    def ends_in(self, directory: LogDirectory) -> Offsets:
+        """Where the logs there end; once all is flushed, their high watermarks."""
+        return {
+            (partition.topic, partition.index): partition.log.end_offset
+            for partition in self
+            if partition.directory is directory
+        }
 
     def is_damaged(self, topic: str, index: int) -> bool:
         """Whether a partition has a log that could not be opened: nothing that is known of it may be forgotten."""
@@ -257,7 +267,14 @@ class HostedPartitions:
         name = f"{topic.name}-{partition.index}"
         self._troubles.end(Kind.PARTITION_OFFLINE, name, f"partition {name} is online")
         self._hosted[key] = HostedPartition(
-            topic.name, topic.topic_id, partition.index, partition.leader_epoch, log, place, self._report
+            topic.name,
+            topic.topic_id,
+            partition.index,
+            partition.leader_epoch,
+            log,
+            place,
+            self._report,
+            self._meter.traffic_of(topic.name),
         )
 
     def _make_log(self, topic: TopicImage, partition: PartitionImage, place: LogDirectory, now: Now) -> Log:
@@ -332,6 +349,7 @@ class HostedPartitions:
     def withdraw(self, topic: TopicImage) -> tuple[list[HostedPartition], list[Doomed]]:
         """Stop serving a topic at once and give its name back; what it leaves behind is for `Deletions`."""
         self.names_by_id.pop(topic.topic_id, None)
+        self._meter.forget_topic(topic.name)
         gone, doomed = [], []
         for partition in topic.partitions:
             key = (topic.name, partition.index)
@@ -346,6 +364,8 @@ class HostedPartitions:
             hosted = self._hosted.pop(key, None)
             if hosted is not None:
                 hosted.is_deleted = True
+                self._meter.elsewhere.messages_in += hosted.log.appended_messages
+                self._meter.elsewhere.bytes_in += hosted.log.appended_bytes
                 gone.append(hosted)
                 log = hosted.log
                 doomed += self._doom(hosted.directory, topic, key, log.recovery_point, log.start_offset)

@@ -23,7 +23,14 @@ from typing import NamedTuple
 from uuid import UUID
 
 from holdfast.broker.log.checkpoints import encode_uuid, read_partition_metadata, write_partition_metadata
-from holdfast.broker.metadata.image import LOST_DIRECTORY, ClusterImage, PartitionImage, TopicImage
+from holdfast.broker.metadata.image import (
+    LOST_DIRECTORY,
+    UNASSIGNED_DIRECTORY,
+    UNKNOWN_DIRECTORY,
+    ClusterImage,
+    PartitionImage,
+    TopicImage,
+)
 from holdfast.broker.metadata.names import METADATA_TOPIC
 from holdfast.broker.node.directories import (
     DELETE_MARK,
@@ -156,6 +163,8 @@ class Survey:
         for name in self._fs.list(directory.path):
             if name.endswith(DELETE_MARK):
                 name = self._undo_deletion(directory, name)
+            elif name.endswith(STRAY_MARK) and parse_marked(name, STRAY_MARK) is None:
+                self._name_stray(f"{directory.path}/{name}")
             key = parse_name(name)
             path = f"{directory.path}/{name}"
             if key is None or key[0] == METADATA_TOPIC or not self._fs.is_directory(path):
@@ -178,6 +187,18 @@ class Survey:
             if error.errno not in OBSTINATE_ERRNOS:
                 raise
             self._say(warn(f"{path} belongs to no topic of this cluster and cannot be moved aside: {error}"))
+
+    def _name_stray(self, path: str) -> None:
+        """Give a stray of an earlier version a name that Apache Kafka does not stop at."""
+        partition = path.removesuffix(STRAY_MARK)
+        if parse_name(partition.rpartition("/")[2]) is None or not self._fs.is_directory(path):
+            return
+        try:
+            self._fs.rename(path, _stray_path(self._fs, partition, content=path))
+        except OSError as error:
+            if error.errno not in OBSTINATE_ERRNOS:
+                raise
+            self._say(warn(f"{path} is nobody's partition and cannot be renamed: {error}"))
 
     def _undo_deletion(self, directory: LogDirectory, name: str) -> str:
         """Finish an interrupted deletion later; or take it back, when the record of it did not survive."""
@@ -274,12 +295,14 @@ class Survey:
         if recorded is not None and (recorded, key) in self._replaced and is_to_go:
             self._set_aside(f"{recorded.path}/{name}")
         if not reason:
-            return Placement(recorded, is_new=True)
+            if recorded is not None:
+                return Placement(recorded, is_new=True)
+            place = self._least_loaded()
+            return Placement(place, is_new=True, recorded=place.id)
         if self._is_given_up(name, recorded_id, is_away=recorded is None):
             if recorded is not None and (recorded.recovery_points.get(key) or recorded.log_starts.get(key)):
                 return Placement(recorded, is_given_up=True)
-            place = recorded or min(self._online(), key=lambda each: self._load[each])
-            self._load[place] += 1
+            place = recorded or self._least_loaded()
             self._say(warn(f"{name} is recreated, empty, in {place.path}, as --accept-loss says: {reason}"))
             return Placement(place, is_new=True, recorded=place.id)
         is_unknown = recorded is not None and not recorded.checkpoints_known
@@ -289,10 +312,23 @@ class Survey:
         # Once the checkpoints are written anew they no longer tell that they were unknown: the record does.
         return Placement(recorded, f"{reason}; {advice}", recorded=LOST_DIRECTORY if is_unknown else None)
 
+    def _least_loaded(self) -> LogDirectory:
+        place = min(self._online(), key=lambda each: self._load[each])
+        self._load[place] += 1
+        return place
+
     def _missing(self, key: Key, recorded_id: UUID, recorded: LogDirectory | None) -> str:
         """Why a partition that was found nowhere must have been somewhere; empty when it never was."""
         if recorded_id == LOST_DIRECTORY:
             return "its directory was missing at an earlier start"
+        if recorded_id in (UNKNOWN_DIRECTORY, UNASSIGNED_DIRECTORY) and not any(
+            each.offline
+            or not each.checkpoints_known
+            or key in each.recovery_points
+            or key in each.log_starts
+            for each in self._directories
+        ):
+            return ""  # Apache Kafka with several directories says later which one it has chosen
         if recorded is None:
             offline = [each.path for each in self._directories if each.offline]
             return (
@@ -388,12 +424,13 @@ def set_aside(
     say(warn(f"{path} {why}; moved to {aside}"))
 
 
-def _stray_path(fs: FileSystem, path: str) -> str:
+def _stray_path(fs: FileSystem, path: str, content: str = "") -> str:
+    """A free name for what is nobody's partition `path`; its files are there, or in `content`."""
     directory, _, name = path.rpartition("/")
     key = parse_name(name)
     assert key is not None
     try:
-        topic_id = read_partition_metadata(fs, path)
+        topic_id = read_partition_metadata(fs, content or path)
     except (CorruptLog, OSError):
         topic_id = None
     number = UUID(bytes=topic_id).int if topic_id is not None else 0

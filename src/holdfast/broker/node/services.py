@@ -14,7 +14,9 @@ from holdfast.broker.node.checkpoints import Checkpoints, LogStarts
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.directories import LogDirectory
 from holdfast.broker.node.fetch_sessions import FetchSessions
+from holdfast.broker.node.loggers import Levels
 from holdfast.broker.node.metadata_log import MetadataLog, Settings
+from holdfast.broker.node.meter import Meter
 from holdfast.broker.node.partitions import HostedPartitions
 from holdfast.broker.node.timers import Timers
 from holdfast.broker.node.troubles import Troubles
@@ -44,6 +46,8 @@ class NodeSeams:
     """Names the boot of the machine: another one means the page cache of the last run is gone."""
     say: Say
     """One line for the operator. What it raises is left alone; it must not block."""
+    levels: Levels = field(default_factory=Levels)
+    """Of the loggers, for whoever writes the lines down."""
 
 
 @dataclass(slots=True)
@@ -85,6 +89,7 @@ class UpkeepServices(Protocol):
     timers: Timers
     wall_clock: WallClock
     troubles: Troubles
+    meter: Meter
     report: Callable[[str, Exception], None]
     say: Say
 
@@ -114,6 +119,7 @@ class DataServices(Protocol):
     fetch_sessions: FetchSessions
     transactions: TransactionService
     timers: Timers
+    meter: Meter
     say: Say
 
 

@@ -26,6 +26,7 @@ from holdfast.broker.metadata.image import RESERVED_DIRECTORIES
 from holdfast.broker.metadata.names import METADATA_TOPIC
 from holdfast.broker.node.directories import BrokerRun, LogDirectory
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.inherited import refuse_unservable
 from holdfast.broker.node.metadata_log import find_metadata, make_metadata
 from holdfast.broker.node.placement import Survey, flag
 from holdfast.broker.node.troubles import Kind
@@ -33,7 +34,12 @@ from holdfast.errors import ApiError, CorruptLog, DataDirectoryError
 from holdfast.saying import warn
 from holdfast.seams import Now
 from holdfast.wire.apis import FEATURES
-from holdfast.wire.metadata_records import MetadataRecord, RegisterBroker, SupportedFeature
+from holdfast.wire.metadata_records import (
+    AbortTransaction,
+    MetadataRecord,
+    RegisterBroker,
+    SupportedFeature,
+)
 
 if TYPE_CHECKING:
     from holdfast.broker.node.node import Node
@@ -48,6 +54,9 @@ def start(node: Node, now: Now) -> None:
         metadata = _metadata_directory(node)
     except OSError as error:
         raise DataDirectoryError(f"the metadata log cannot be looked at: {error}") from error
+    for directory in _online(node):
+        refuse_unservable(node.seams.fs, directory.path, node.identity.node_id, node.serve_unenforced)
+    _use_up_clean_markers(node)
     try:
         deleted = node.metadata.open(
             metadata, lambda hosted, start: node.log_starts.move([(hosted, start)]), now
@@ -93,6 +102,14 @@ def start(node: Node, now: Now) -> None:
         raise DataDirectoryError(node.failures.fatal)
     for name in node.accepted.unused:
         node.say(warn(f"{flag(name)}: nothing of that name is missing; leave it out from now on"))
+
+
+def _use_up_clean_markers(node: Node) -> None:
+    for directory in _online(node):
+        try:
+            directory.use_up_clean_marker()
+        except OSError as error:
+            _put_offline(node, directory, error)
 
 
 def finish(node: Node, now: Now) -> None:
@@ -259,6 +276,10 @@ def _check_ages(node: Node, metadata: LogDirectory) -> None:
     known = node.metadata.image.brokers.get(node.identity.node_id)
     for directory in _online(node):
         epoch = directory.session.broker_epoch
+        is_other_run = known is not None and epoch != known.broker_epoch
+        directory.was_kafkas = is_other_run and node.metadata.quorum.registered_with_kafka(
+            node.identity.node_id
+        )
         if known is not None and epoch > known.broker_epoch and not node.accepted.covers(METADATA_LOG):
             raise DataDirectoryError(
                 f"the metadata log in {metadata.path} is older than {directory.path}: it was restored from a copy, and "
@@ -339,6 +360,7 @@ def _register(node: Node, missed: list[UUID], moved: Iterable[MetadataRecord], n
     node.metadata.image.offline_directories.update(missed)
     levels = {feature.name: feature.finalized for feature in FEATURES if feature.name != "kraft.version"}
     records: list[MetadataRecord] = [
+        *([AbortTransaction(reason="a broker starts")] if node.metadata.is_in_transaction else ()),
         *(changes.set_feature_levels(node.metadata.image, levels) if known is None else ()),
         *changes.register_broker(node.metadata.image, broker),
         *moved,

@@ -33,11 +33,13 @@ from holdfast.broker.node.coordination import (
 )
 from holdfast.broker.node.group_service import GroupService
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.loggers import TRANSACTIONS
 from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.services import CoordinatorServices
 from holdfast.broker.transactions.coordinator import Refusals, TransactionCoordinator
 from holdfast.broker.transactions.model import AddPartitions, Decision, TopicPartition
 from holdfast.errors import ApiError
+from holdfast.saying import named
 from holdfast.seams import Now
 from holdfast.wire.batch import read_header, with_log_append_time
 from holdfast.wire.control_records import EndTransactionMarker
@@ -93,6 +95,12 @@ def ends_hanging(
         raise ApiError(
             ErrorCode.invalid_txn_state,
             f"the coordinator of transactional id {owner!r} ends this transaction",
+        )
+    if untold := transactions.untold():
+        # A coordinator that is away is not one that knows nothing: it decides when it is back.
+        raise ApiError(
+            ErrorCode.coordinator_not_available,
+            f"{', '.join(untold)} cannot be read: whether a coordinator is to end this transaction is not known",
         )
     return True
 
@@ -293,7 +301,7 @@ class TransactionService(Coordination[TransactionCoordinator]):
             lambda: node.metadata.settings.broker,
             self._producer_ids,
             HostedParticipants(node, self.markers, journal),
-            node.say,
+            named(node.say, TRANSACTIONS),
         )
 
     # Markers from outside

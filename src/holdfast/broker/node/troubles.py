@@ -28,6 +28,7 @@ class Kind(StrEnum):
     COORDINATOR_OFFLINE = "coordinator-offline"
     NOT_COMPACTED = "not-compacted"
     DAMAGED = "damaged"
+    FLUSH_STUCK = "flush-stuck"
     CLOCK_AHEAD = "clock-ahead"
 
 

@@ -13,6 +13,7 @@ The order of effects is the node's: append, flush, high watermark, response.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from holdfast.broker.log.producer_state import ACCEPT
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import FRESH_MS, INTERNAL_TOPICS, Intake
 from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.meter import Meter
 from holdfast.broker.node.partitions import HostedPartitions
 from holdfast.broker.node.production import (
     ACKS_ALL,
@@ -84,15 +86,19 @@ _make_header: Final = BatchHeader._make
 class ProduceTarget:
     """A partition as requests name it, and what a batch must keep to there."""
 
-    __slots__ = ("after_max_ms", "batch_bytes_max", "config", "hosted", "index", "raw", "topic")
+    __slots__ = ("after_max_ms", "batch_bytes_max", "config", "hosted", "index", "raw", "took", "topic")
 
-    def __init__(self, hosted: HostedPartition, topic: str | UUID, raw: bytes) -> None:
+    def __init__(
+        self, hosted: HostedPartition, topic: str | UUID, raw: bytes, took: Callable[[int], None]
+    ) -> None:
         config = hosted.log.config
         self.hosted = hosted
         self.index = hosted.index
         self.topic = topic
         self.raw = raw
         """The topic and the number of partitions, the same bytes in request and answer."""
+        self.took = took
+        """Takes how long a request has taken, in nanoseconds."""
         self.config = config
         self.batch_bytes_max = min(config.max_message_bytes, config.segment_bytes)
         self.after_max_ms = config.message_timestamp_after_max_ms
@@ -141,7 +147,9 @@ class ParkedProduce(Production):
             else:
                 answer = pack_answer(exchange.correlation_id, target, self.base_offset, start_offset)
                 exchange.parts = [answer]
-                exchange.connection.send_ready()
+                connection = exchange.connection
+                exchange.ready_ns = ready_ns = connection.meter.clock.monotonic_ns()
+                connection.send_ready(ready_ns)
         except Exception as defect:  # noqa: BLE001 - nobody else would close the connection
             exchange.give_up(defect)
 
@@ -155,12 +163,17 @@ class ParkedProduce(Production):
 
 
 class UsualProduce:
-    def __init__(self, intake: Intake, partitions: HostedPartitions, metadata: MetadataLog) -> None:
+    def __init__(
+        self, intake: Intake, partitions: HostedPartitions, metadata: MetadataLog, meter: Meter
+    ) -> None:
         self._intake = intake
+        self._meter = meter
+        self._clock = meter.clock
+        self._monotonic_ns = meter.clock.monotonic_ns
         self._partitions = partitions
         self._metadata = metadata
-        self._by_name: dict[bytes, ProduceTarget] = {}
-        self._by_id: dict[bytes, ProduceTarget] = {}
+        self._targets: list[dict[bytes, ProduceTarget]] = [{} for _ in range(VERSION_MAX + 1)]
+        """By version of the request and the bytes that name the partition there."""
 
     def begin(self, connection: Connection, head: RequestHeader, frame: Buffer, now: Now) -> bool:
         """Begin a Produce request if it is a usual one; otherwise nothing has happened."""
@@ -170,11 +183,10 @@ class UsualProduce:
         try:
             transactional_id, acks, timeout_ms, topics = _BEGIN(frame, position)
             start = position + _BEGIN_BYTES
+            targets = self._targets[version]
             if version >= PRODUCE_TOPIC_IDS:
-                targets = self._by_id
                 end = start + _TOPIC_ID_BYTES + _PARTITION_BYTES
             else:
-                targets = self._by_name
                 end = start + frame[start] + _PARTITION_BYTES
             place = bytes(frame[start:end])
             target = targets.get(place)
@@ -248,11 +260,15 @@ class UsualProduce:
         assert isinstance(stored, BatchHeader)
         base_offset = stored.base_offset
         if acks == ACKS_ALL and log.end_offset > hosted.offsets.high_watermark.offset:
-            parked = ParkedProduce(connection.enqueue(PRODUCE, version, correlation_id), target, base_offset)
+            exchange = connection.enqueue(PRODUCE, version, correlation_id)
+            exchange.parked_ns = self._monotonic_ns()
+            hosted.traffic.produces += 1
+            parked = ParkedProduce(exchange, target, base_offset)
             hosted.offsets.when_committed(log.end_offset, parked)
             self._intake.park(parked, now.monotonic_ms + timeout_ms)
         elif self._metadata.is_durable and not connection.requests_under_way:
             connection.transmit([pack_answer(correlation_id, target, base_offset, log.start_offset)])
+            target.took(self._monotonic_ns() - (connection.arrived_ns or self._clock.read_ns))
         else:
             ParkedProduce(connection.enqueue(PRODUCE, version, correlation_id), target, base_offset)(None)
         return True
@@ -263,10 +279,10 @@ class UsualProduce:
         raw = place[: len(place) - _INDEX_BYTES]
         topic: str | UUID
         name: str | None
+        targets = self._targets[version]
         if version >= PRODUCE_TOPIC_IDS:
             topic = UUID(bytes=raw[:_TOPIC_ID_BYTES])
             name = self._partitions.topic_name(topic)
-            targets = self._by_id
         else:
             if not 1 < place[0] < 0x80:
                 return None
@@ -274,7 +290,6 @@ class UsualProduce:
                 topic = name = raw[1:-1].decode()
             except UnicodeDecodeError:
                 return None
-            targets = self._by_name
         hosted = self._partitions.get(name, index) if name is not None else None
         if (
             hosted is None
@@ -287,7 +302,8 @@ class UsualProduce:
             return None
         if len(targets) >= TARGETS_MAX:
             targets.clear()
-        target = targets[place] = ProduceTarget(hosted, topic, raw)
+        took = self._meter.took(hosted.topic, version)
+        target = targets[place] = ProduceTarget(hosted, topic, raw, took)
         return target
 
 

@@ -12,10 +12,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from holdfast.broker.server.log_output import LogOutput
+from holdfast.broker.node.loggers import Levels
+from holdfast.broker.server.log_output import LogOutput, log_with_logging, logged_level
 from holdfast.broker.server.run import new_event_loop
 from holdfast.broker.server.server import Server
 from holdfast.config.broker import BrokerConfig
+from holdfast.config.listeners import address_text
 from holdfast.errors import StorageError, UsageError
 from holdfast.saying import Say
 
@@ -47,7 +49,8 @@ class Broker:
     `--accept-loss` of `holdfast serve` does.
 
     `say` gets each line of the broker's log, a string that has a `level` of Python's `logging`. It runs on a thread of
-    its own: a `say` that is slow or raises holds nobody up. Without `say` the broker is quiet.
+    its own: a `say` that is slow or raises holds nobody up. Without `say`, the lines go to the loggers of Python
+    whose names begin with `holdfast.broker`; a program that does not set up logging sees none of them.
 
     A broker whose metadata cannot be written any more ends at once, as `holdfast serve` does: its clients are cut off,
     nobody is served by half a broker. `stop`, `restart` and leaving the `with` block then raise `StorageError` with the
@@ -70,7 +73,6 @@ class Broker:
         self._settings = dict(settings or {})
         self._listen = listen
         self._user_says = say
-        self._say: Say = lambda line: None
         self._accept_loss = accept_loss
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -91,7 +93,7 @@ class Broker:
         if self.server is None:
             raise UsageError("the broker is not running; use it inside `with Broker() as broker:`")
         endpoint = self.server.endpoints[0]
-        return f"{endpoint.host}:{endpoint.port}"
+        return address_text(endpoint.host, endpoint.port)
 
     def create_topic(self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         """Create a topic, with settings by Kafka's names. Raises `UsageError` when it exists."""
@@ -158,27 +160,27 @@ class Broker:
 
     def _run(self) -> None:
         loop = self._loop = new_event_loop()
-        log: LogOutput | None = None
         if (user_says := self._user_says) is not None:
-            log = self._say = LogOutput(lambda at, line: user_says(line))
+            log = LogOutput(lambda at, line: user_says(line))
+        else:
+            log = LogOutput(log_with_logging, Levels(logged_level()))
         try:
-            loop.run_until_complete(self._serve())
+            loop.run_until_complete(self._serve(log))
         except BaseException as error:  # noqa: BLE001 - carried to the thread that started us
             self._failure = error
         finally:
             self._ready.set()
             loop.close()
-            if log is not None:
-                log.close()
+            log.close()
 
-    async def _serve(self) -> None:
+    async def _serve(self, log: LogOutput) -> None:
         config, notices = BrokerConfig.load(
             {}, {**self._settings, "log.dirs": self.data_dir, "listeners": f"PLAINTEXT://{self._listen}"}
         )
         for notice in notices:
-            self._say(notice)
+            log(notice)
         self._stop = asyncio.Event()
-        server = Server(config, self._say, self._accept_loss)
+        server = Server(config, log, self._accept_loss, levels=log.levels)
         # What was given up is given up once: a restart that misses something again says so.
         self._accept_loss = ()
         server.node.failures.on_fatal = self._stop.set

@@ -27,6 +27,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Final, cast
 
+from holdfast.exposition import Histogram
 from holdfast.real import RealFile, WholeFlushFailed, file_of_whole, flush_whole
 from holdfast.seams import File, FlushJob
 
@@ -58,7 +59,9 @@ class AdaptiveFlusher:
         self._call_soon = call_soon
         self._submitted: list[FlushJob] = []
         self._average_seconds = 0.0
-        self._many = ManyFiles()
+        self.seconds = Histogram()
+        """How long flushes took that somebody waited for."""
+        self._many = ManyFiles(self.seconds)
 
     def _tell(self, done: Callable[[OSError | None], None], error: OSError | None) -> None:
         try:
@@ -114,6 +117,7 @@ class AdaptiveFlusher:
             done(carry_out(whole))
 
     def _took(self, seconds: float) -> None:
+        self.seconds.observe(seconds)
         self._average_seconds += NEWEST_SHARE * (seconds - self._average_seconds)
 
     def close(self) -> None:
@@ -127,7 +131,8 @@ class AdaptiveFlusher:
 class ManyFiles:
     """Whether the files of a turn are flushed at once or each by itself: whatever has been quicker."""
 
-    def __init__(self) -> None:
+    def __init__(self, measured: Histogram | None = None) -> None:
+        self._measured = measured
         self.seconds = 0.0
         """How long flushing the whole file system has taken on average."""
         self._is_apart = False
@@ -137,6 +142,8 @@ class ManyFiles:
 
     def took(self, seconds: float) -> None:
         """The whole file system was flushed."""
+        if self._measured is not None:
+            self._measured.observe(seconds)
         self.seconds += NEWEST_SHARE * (seconds - self.seconds)
 
     def are_flushed_at_once(self, count: int, seconds_each: float) -> bool:

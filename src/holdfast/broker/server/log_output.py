@@ -5,11 +5,12 @@ is counted and dropped, and the next line that gets through is preceded by how m
 under the lock, so nobody waits for it; what it raises costs that line and nothing else.
 
 Of each kind of line (see `holdfast.saying`) the first `LIMIT_LINES` in `LIMIT_SECONDS` are written, and at the end of
-that time one that counts the others.
+that time one that counts the others. What is below its logger's level (`holdfast.broker.node.loggers`) is not written.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.node.loggers import BROKER, LIBRARIES, Levels
 from holdfast.saying import Level, Line, Say, warn
 
 LINES_MAX: Final = 1024
@@ -77,6 +79,7 @@ class Limits:
             Line(
                 f"{window.left_out:,} more lines like this in the last minute: {window.last}",
                 window.last.level,
+                logger=window.last.logger,
             )
             for window in windows
             if window.left_out
@@ -88,13 +91,13 @@ class Limits:
 
 
 class LogOutput:
-    """A `Say` that writes lines of at least a level."""
+    """A `Say` that writes lines of at least their logger's level."""
 
     def __init__(
-        self, write: Write, level: Level = Level.INFO, *, clock: Callable[[], float] = time.monotonic
+        self, write: Write, levels: Levels | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._write = write
-        self._level = level
+        self.levels = levels or Levels()
         self._clock = clock
         self._limits = Limits()
         self._waiting: deque[tuple[float, Line]] = deque()
@@ -107,7 +110,7 @@ class LogOutput:
 
     def __call__(self, text: str) -> None:
         line = Line.of(text)
-        if line.level < self._level:
+        if not self.levels.admit(line):
             return
         with self._changed:
             self._summarise(self._clock())
@@ -159,16 +162,43 @@ class LogOutput:
 
 
 def write_to_standard_error(at: float, line: Line) -> None:
-    """Write a line with its time and level.
-
-    To the descriptor, not to `sys.stderr`: an interpreter that ends while a thread waits in there aborts.
-    """
-    text = str(line)
-    if len(text) > LINE_CHARACTERS_MAX:
-        half = LINE_CHARACTERS_MAX // 2
-        text = f"{text[:half]} […] {text[-half:]}"
+    """Write a line with its time and level."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    data = f"{stamp} {line.level.name} {text.translate(_CONTROLS)}\n".encode("utf-8", "backslashreplace")
+    _write_all(f"{stamp} {line.level.name} {_shortened(line).translate(_CONTROLS)}\n")
+
+
+def write_json_to_standard_error(at: float, line: Line) -> None:
+    """Write a line as an object of JSON, with its time in UTC, level and logger."""
+    whole, part = divmod(int(at * 1000), 1000)
+    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{part:03}Z"
+    entry = {"time": stamp, "level": line.level.name, "logger": line.logger or BROKER}
+    _write_all(json.dumps({**entry, "message": _shortened(line)}) + "\n")
+
+
+def log_with_logging(at: float, line: Line) -> None:
+    """For a broker inside another program: its lines are that program's, which says what becomes of them."""
+    logging.getLogger(line.logger or BROKER).log(line.level, "%s", line)
+
+
+def logged_level() -> Level:
+    """The least that the program around this broker has logged."""
+    logger = logging.getLogger(BROKER)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.NullHandler())  # otherwise Python writes warnings to standard error
+    number = logger.getEffectiveLevel()
+    return max((level for level in Level if level <= number), default=Level.DEBUG)
+
+
+def _shortened(line: Line) -> str:
+    if len(line) <= LINE_CHARACTERS_MAX:
+        return str(line)
+    half = LINE_CHARACTERS_MAX // 2
+    return f"{line[:half]} […] {line[-half:]}"
+
+
+def _write_all(text: str) -> None:
+    """To the descriptor, not to `sys.stderr`: an interpreter that ends while a thread waits in there aborts."""
+    data = text.encode("utf-8", "backslashreplace")
     while data:
         data = data[os.write(STANDARD_ERROR, data) :]
 
@@ -190,4 +220,5 @@ class LibraryLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = Level.ERROR if record.levelno >= logging.ERROR else Level.WARN
-        self._say(Line(f"{record.name}: {self.format(record)}", level, kind=f"library {record.name}"))
+        text, kind = f"{record.name}: {self.format(record)}", f"library {record.name}"
+        self._say(Line(text, level, kind, LIBRARIES))

@@ -10,19 +10,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from holdfast.broker.node.loggers import Levels
 from holdfast.broker.server.log_output import (
     LibraryLines,
     LogOutput,
     occupy_standard_descriptors,
+    write_json_to_standard_error,
     write_to_standard_error,
 )
 from holdfast.broker.server.server import Server
 from holdfast.config.broker import BrokerConfig
-from holdfast.config.listeners import listeners_for
+from holdfast.config.listeners import address_text, listeners_for
 from holdfast.config.properties import parse_properties
 from holdfast.errors import ConfigError
 from holdfast.real import keep_freed_memory
-from holdfast.saying import Level, Say, error
+from holdfast.saying import Level, error
 
 GC_THRESHOLD = 50_000
 """Requests leave little garbage in cycles; looking for it rarely keeps pauses out of the tail."""
@@ -40,7 +42,11 @@ class Options(Protocol):
     @property
     def log_level(self) -> Level: ...
     @property
+    def log_format(self) -> str: ...
+    @property
     def accept_loss(self) -> Sequence[str]: ...
+    @property
+    def serve_unenforced(self) -> Sequence[str]: ...
 
 
 def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
@@ -61,7 +67,8 @@ def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
 
 def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None) -> int:
     occupy_standard_descriptors()
-    say = LogOutput(write_to_standard_error, options.log_level)
+    write = write_json_to_standard_error if options.log_format == "json" else write_to_standard_error
+    say = LogOutput(write, Levels(options.log_level))
     logging.basicConfig(handlers=[LibraryLines(say)], force=True)
     logging.captureWarnings(True)
     loop = new_event_loop()
@@ -70,7 +77,7 @@ def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None)
         for notice in notices:
             say(notice)
         keep_freed_memory()
-        return loop.run_until_complete(_serve(config, say, options.accept_loss, on_ready))
+        return loop.run_until_complete(_serve(config, say, options, on_ready))
     finally:
         loop.close()
         say.close()
@@ -88,11 +95,11 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 async def _serve(
     config: BrokerConfig,
-    say: Say,
-    accept_loss: Sequence[str],
+    say: LogOutput,
+    options: Options,
     on_ready: Callable[[Server], None] | None,
 ) -> int:
-    server = Server(config, say, accept_loss)
+    server = Server(config, say, options.accept_loss, options.serve_unenforced, say.levels)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,11 +107,13 @@ async def _serve(
     server.node.failures.on_fatal = stop.set
     started = time.monotonic()
     await server.start()
-    where = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
+    where = ", ".join(address_text(endpoint.host, endpoint.port) for endpoint in server.endpoints)
     say(
         f"ready on {where} in {(time.monotonic() - started) * 1000:.0f} ms: cluster {server.node.identity.cluster_id}, "
         f"{len(server.node.partitions)} partitions, data in {', '.join(config.log_dirs)}"
     )
+    if server.metrics is not None:
+        say(f"metrics at http://{server.metrics.address}/metrics, health at /livez and /readyz")
     if server.node.identity.is_new_cluster:
         say(
             f"a new cluster begins here; with --cluster-id={server.node.identity.cluster_id} later starts refuse "

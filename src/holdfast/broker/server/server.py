@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from holdfast.broker.node.loggers import Levels
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import NodeSeams
 from holdfast.broker.server.flusher import AdaptiveFlusher
 from holdfast.broker.server.frame_memory import FrameMemory, frame_bytes_limit
+from holdfast.broker.server.metrics_endpoint import MetricsEndpoint
 from holdfast.broker.server.preload import preload_first, preload_when_idle
 from holdfast.broker.server.staying_awake import StayingAwake
 from holdfast.broker.server.transport import RECEIVE_BYTES, ClientProtocol
@@ -36,11 +39,23 @@ IDLE_SWEEP_SECONDS_MIN: Final = 0.05
 IDLE_SWEEP_SECONDS_MAX: Final = 30.0
 FILE_DESCRIPTORS_MIN: Final = 256
 """Kept for files, however few a process may have open."""
+OTHER_WRITER_QUIET_SECONDS: Final = 10.0
+"""Twenty times what a controller of Kafka's lets pass between two records."""
+OTHER_WRITER_SECONDS_MAX: Final = 300.0
+"""It has tried the lock long before; a supervisor must not wait for ever."""
+OTHER_WRITER_LOOK_SECONDS: Final = 0.5
 DESCRIPTORS_UNLIMITED: Final = 1 << 30
 
 
 class Server:
-    def __init__(self, config: BrokerConfig, say: Say, accept_loss: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        say: Say,
+        accept_loss: Sequence[str] = (),
+        serve_unenforced: Sequence[str] = (),
+        levels: Levels | None = None,
+    ) -> None:
         self.config = config
         """As the broker was started; `node.settings.broker` also knows what was altered while running."""
         self.loop = asyncio.get_running_loop()
@@ -66,8 +81,10 @@ class Server:
                 call_soon=self._call_soon,
                 boot_id=boot_id(),
                 say=say,
+                levels=levels or Levels(),
             ),
             accept_loss,
+            serve_unenforced,
         )
         self.say = self.node.say
         self._readers = ThreadPoolExecutor(READ_THREADS, "read")
@@ -79,6 +96,8 @@ class Server:
         """To be called when a response has left."""
         self._timer: asyncio.TimerHandle | None = None
         self._idle_sweep: asyncio.TimerHandle | None = None
+        self.metrics: MetricsEndpoint | None = None
+        """Where numbers and health are shown, if that was asked for."""
 
     def _report_defect(self, where: str, error: Exception) -> None:
         self.node.report(where, error)
@@ -94,6 +113,17 @@ class Server:
     async def start(self) -> None:
         """Bind, open the data, then accept: nobody gets an answer before recovery is done."""
         preload_first()
+        address = self.config.holdfast_metrics_listener
+        if address is not None:
+            self.metrics = MetricsEndpoint(self, address)
+        try:
+            await self._start()
+        except BaseException:
+            if self.metrics is not None:
+                await self.metrics.close()
+            raise
+
+    async def _start(self) -> None:
         bound = bind_all(self.config.listeners, self.say)
         try:
             self.endpoints = advertised(bound)
@@ -109,10 +139,14 @@ class Server:
         self._arm()
         self._sweep_idle()
         preload_when_idle(self.loop, self._idle_seconds)
+        if self.metrics is not None:
+            await self.metrics.serve()
 
     async def stop(self) -> None:
         for server in self._servers:
             server.close()
+        if self.metrics is not None:
+            await self.metrics.close()
         self.node.timers.is_stopped = True
         for protocol in list(self._protocols):
             protocol.abort()
@@ -122,7 +156,21 @@ class Server:
         self.flusher.close()
         self._readers.shutdown(wait=True)
         await self.worker.close()
+        await self._outlast_other_writer()
         self.node.stop(self.now())
+
+    async def _outlast_other_writer(self) -> None:
+        """Keep the directories locked until another program that writes to the metadata log has given up."""
+        signs = self.node.metadata.signs_of_another()
+        if signs is None:
+            return
+        self.say(warn("the directories stay locked until the other program has ended"))
+        ends = self.loop.time() + OTHER_WRITER_SECONDS_MAX
+        quiet_from = self.loop.time()
+        while self.loop.time() < min(ends, quiet_from + OTHER_WRITER_QUIET_SECONDS):
+            await asyncio.sleep(OTHER_WRITER_LOOK_SECONDS)
+            if (now := self.node.metadata.signs_of_another()) != signs:
+                signs, quiet_from = now, self.loop.time()
 
     # Timers
 
@@ -162,6 +210,18 @@ class Server:
             reading.add_done_callback(finished)
 
     # Connections
+
+    @property
+    def is_listening(self) -> bool:
+        return bool(self._servers) and all(server.is_serving() for server in self._servers)
+
+    def connections_by_listener(self) -> Counter[str]:
+        return Counter(protocol.listener for protocol in self._protocols)
+
+    def requests_waiting(self) -> Counter[int]:
+        """By API key."""
+        connections = [each.connection for each in self._protocols if each.connection is not None]
+        return Counter(key for connection in connections for key in connection.waiting())
 
     def connected(self, protocol: ClientProtocol) -> None:
         self._protocols.add(protocol)

@@ -18,11 +18,13 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.broker.log.segment import Slice
 from holdfast.broker.node.connection import Connection
 from holdfast.broker.node.context import Part
+from holdfast.broker.node.loggers import CONNECTIONS
 from holdfast.broker.server.frame_memory import HalfFrame
 from holdfast.real import RealFile
 from holdfast.saying import Line, debug, error
@@ -50,7 +52,7 @@ PULSES: Final = (b"\x00\x0c", b"\x00\x44")
 class ClientProtocol(asyncio.BufferedProtocol):
     def __init__(self, server: Server, listener: str) -> None:
         self._server = server
-        self._listener = listener
+        self.listener = listener
         self._transport: asyncio.Transport | None = None
         self.connection: Connection | None = None
         self._rest = b""
@@ -68,6 +70,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """No reason to stay awake for the next request: the last one was a heartbeat, or this is bulk."""
         self.last_active = 0.0
         """The loop's time when a byte last came or unsent bytes drained: what idleness is counted from."""
+        self._rest_arrived_ns = 0
+        """When `_rest` came, by the clock that durations are measured with."""
 
     # asyncio's callbacks
 
@@ -78,7 +82,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if peer else "?"
         self.last_active = self._server.loop.time()
-        self.connection = self._server.node.connect(self._listener, address, self._transmit, self._close)
+        self.connection = self._server.node.connect(self.listener, address, self._transmit, self._close)
         self._server.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -118,17 +122,19 @@ class ClientProtocol(asyncio.BufferedProtocol):
             if is_whole and self._reading:
                 self._receive(bytes(view[LENGTH_BYTES:count]))
             else:
-                self._consume(view, count)
+                self._consume(view, count, monotonic_ns())
         else:
             data = self._rest + self._server.receive_view[:count]
-            self._consume(memoryview(data), len(data))
+            self._consume(memoryview(data), len(data), monotonic_ns())
         if not self._reading:
             self.resume()
 
-    def _consume(self, data: memoryview, have: int) -> None:
+    def _consume(self, data: memoryview, have: int, arrived_ns: int) -> None:
         """Hand every whole frame of `data[:have]` to the node, as long as reading goes on; keep the rest."""
         position = 0
         self._consuming = True
+        assert self.connection is not None
+        self.connection.arrived_ns = self._rest_arrived_ns = arrived_ns
         while have - position >= LENGTH_BYTES and self._reading:
             start = position + LENGTH_BYTES
             (length,) = _LENGTH(data, position)
@@ -146,6 +152,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 return
         self._rest = bytes(data[position:have]) if position < have else b""
         self._consuming = False
+        self.connection.arrived_ns = 0
 
     def _begin_frame(self, length: int, begun: memoryview) -> None:
         """Take the first bytes of a frame; the rest is read when there is memory for it."""
@@ -295,7 +302,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         while not self._reading and self._may_read:
             self._reading = True
             if len(self._rest) >= LENGTH_BYTES:
-                self._consume(memoryview(self._rest), len(self._rest))  # may well pause again
+                # May well pause again.
+                self._consume(memoryview(self._rest), len(self._rest), self._rest_arrived_ns)
         if self._reading and self._socket_paused and self._transport is not None:
             self._socket_paused = False
             self._transport.resume_reading()
@@ -310,7 +318,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         peer = self.connection.session.address if self.connection is not None else "?"
         line = Line.of(reason)
         text = f"closing the connection of {peer}: {reason}"
-        self._server.say(Line(text, line.level, line.kind or "closed connection"))
+        self._server.say(Line(text, line.level, line.kind or "closed connection", CONNECTIONS))
 
     def close_idle(self, reason: str) -> None:
         """End a connection nobody uses. Answers its client never took would keep it open, so they are dropped."""

@@ -205,7 +205,7 @@ def test_several_leave_at_once_and_each_is_answered(node: BareNode) -> None:
 @pytest.mark.parametrize("version", versions(OFFSET_COMMIT))
 def test_commit_at_every_version(ann: BareMember, version: int) -> None:
     assert ann.commit({("orders", 0): 5, ("orders", 1): 6}, version) == [ErrorCode.none] * 2
-    assert ann.positions() == {("orders", 0): 5, ("orders", 1): 6}
+    assert ann.committed_offsets() == {("orders", 0): 5, ("orders", 1): 6}
 
 
 @pytest.mark.parametrize("version", [2, 9, 10])
@@ -218,7 +218,7 @@ def test_commits_to_what_does_not_exist_are_refused_and_the_others_stored(
     codes = [[partition.error_code for partition in topic.partitions] for topic in answer.topics]
     unknown = ErrorCode.unknown_topic_id if version >= 10 else ErrorCode.unknown_topic_or_partition
     assert codes == [[ErrorCode.unknown_topic_or_partition, ErrorCode.none], [unknown]]
-    assert ann.positions() == {("orders", 0): 5}
+    assert ann.committed_offsets() == {("orders", 0): 5}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_commits_to_what_does_not_exist_are_refused_and_the_others_stored(
 def test_bad_commits_store_nothing(ann: BareMember, fields: dict[str, Any], error: ErrorCode) -> None:
     ann.commit({("orders", 0): 5})
     assert ann.commit({("orders", 0): 9}, **fields) == [error]
-    assert ann.positions() == {("orders", 0): 5}
+    assert ann.committed_offsets() == {("orders", 0): 5}
 
 
 def test_an_unknown_group_is_an_illegal_generation_to_older_clients(ann: BareMember) -> None:
@@ -292,8 +292,8 @@ def test_committed_offsets_of_a_topic_go_with_it(node: BareNode, ann: BareMember
     ann.commit({("orders", 0): 5})
     ann.client.ask(20, 5, topic_names=["orders"], timeout=5000)
     ann.client.create_topic("orders", 2)
-    assert ann.positions() == {}
-    assert BareMember(node.kill(), "group").positions() == {}
+    assert ann.committed_offsets() == {}
+    assert BareMember(node.kill(), "group").committed_offsets() == {}
 
 
 def test_a_simple_group_commits_without_members(node: BareNode) -> None:
@@ -302,14 +302,14 @@ def test_a_simple_group_commits_without_members(node: BareNode) -> None:
     described = nobody.client.ask(DESCRIBE_GROUPS, groups=["simple"]).groups[0]
     assert (described.error_code, described.group_state) == (ErrorCode.none, "Empty")
     again = BareMember(node.kill(), "simple")
-    assert again.positions() == {("orders", 0): 5}
+    assert again.committed_offsets() == {("orders", 0): 5}
 
 
 @pytest.mark.parametrize("group_id", ["", "with spaces / and * signs", "ünïcödé 🦉"])
 def test_committed_offsets_of_groups_with_odd_names(node: BareNode, group_id: str) -> None:
     nobody = BareMember(node, group_id)
     assert nobody.commit({("orders", 0): 5}) == [ErrorCode.none]
-    assert nobody.positions() == {("orders", 0): 5}
+    assert nobody.committed_offsets() == {("orders", 0): 5}
 
 
 # Looking after groups
@@ -381,8 +381,8 @@ def test_delete_groups(node: BareNode, ann: BareMember, version: int) -> None:
         ("unknown", ErrorCode.group_id_not_found),
     ]
     assert ann.beat() is ErrorCode.none
-    assert BareMember(node, "simple").positions() == {}
-    assert BareMember(node.kill(), "simple").positions() == {}
+    assert BareMember(node, "simple").committed_offsets() == {}
+    assert BareMember(node.kill(), "simple").committed_offsets() == {}
 
 
 def test_delete_offsets(node: BareNode, client: BareClient) -> None:
@@ -407,7 +407,7 @@ def test_delete_offsets(node: BareNode, client: BareClient) -> None:
         **{(name, 9): ErrorCode.unknown_topic_or_partition for name in ("orders", "payments", "nowhere")},
         ("nowhere", 0): ErrorCode.unknown_topic_or_partition,
     }
-    assert ann.positions() == {("orders", 0): 5}
+    assert ann.committed_offsets() == {("orders", 0): 5}
     assert client.ask(OFFSET_DELETE, group_id="", topics=[]).error_code is ErrorCode.invalid_group_id
     assert client.ask(OFFSET_DELETE, group_id="no", topics=[]).error_code is ErrorCode.group_id_not_found
 
@@ -419,7 +419,7 @@ def test_groups_whose_partition_is_gone_are_forgotten_and_come_back(node: BareNo
     node.node.metadata.append([RemoveTopic(topic_id=topic_id)], node.clock.now())
     node.settle()
     assert ann.beat() is ErrorCode.unknown_member_id
-    assert ann.positions() == {}
+    assert ann.committed_offsets() == {}
     ann.member_id = ""
     ann.settle_alone()
     assert ann.commit({("orders", 0): 6}) == [ErrorCode.none]

@@ -133,7 +133,7 @@ def test_a_full_disk_refuses_and_nothing_changes(node: BareNode, ann: BareMember
     ann.commit({("orders", 0): 5})
     node.disk.plan(Fault("write", error=28, path_contains="__consumer_offsets", times=2))
     assert ann.commit({("orders", 0): 6}) == [ErrorCode.coordinator_not_available]
-    assert ann.positions() == {("orders", 0): 5}
+    assert ann.committed_offsets() == {("orders", 0): 5}
     node.disk.clear_faults()
     assert ann.commit({("orders", 0): 6}) == [ErrorCode.none]
 
@@ -159,7 +159,7 @@ def test_a_restart_keeps_generation_members_assignments_and_committed_offsets(en
     for member in (ann, bob):
         member.node, member.client = again, again.connect()
     assert ann.client.ask(DESCRIBE_GROUPS, groups=["group"]) == before
-    assert ann.positions() == {("orders", 0): 5}
+    assert ann.committed_offsets() == {("orders", 0): 5}
     assert ann.beat() is ErrorCode.none
     assert bob.sync().assignment == b"2,3"
     again.advance(9_000)
@@ -175,7 +175,7 @@ def test_committed_offsets_outlive_a_deletion_that_a_crash_undoes(node: BareNode
     assert journal.hosted.log.end_offset == end_offset, "positions were forgotten before the topic was gone"
     again = node.lose_power()
     gone = again.node.metadata.image.topic("orders") is None
-    assert BareMember(again, "group").positions() == ({} if gone else {("orders", 0): 5})
+    assert BareMember(again, "group").committed_offsets() == ({} if gone else {("orders", 0): 5})
 
 
 def test_committed_offsets_go_once_the_deletion_is_durable(node: BareNode, ann: BareMember) -> None:
@@ -194,7 +194,7 @@ def test_committed_offsets_go_once_the_deletion_is_durable(node: BareNode, ann: 
     node.settle()
     assert not ann.client.answer(correlation_id).groups[0].topics
     assert not node.node.groups.find("group", node.clock.now()).machine.offsets.of_group("group")
-    assert BareMember(node.lose_power(), "group").positions() == {}
+    assert BareMember(node.lose_power(), "group").committed_offsets() == {}
 
 
 # Power loss and kills at every operation
@@ -216,7 +216,7 @@ class Copier:
             self.tried = offset
             assert member.commit({("orders", 0): offset}) == [ErrorCode.none]
             self.acknowledged = offset
-            self.seen = member.positions()["orders", 0]
+            self.seen = member.committed_offsets()["orders", 0]
 
 
 def crash_after(operations: int, seed: int, end: str) -> tuple[Copier, BareNode]:
@@ -239,7 +239,7 @@ def test_acknowledged_offsets_survive_an_end_at_any_operation(end: str) -> None:
     outcomes = set()
     for operations in range(1, 120, 1 if end == "kill" else 2):
         copier, node = crash_after(operations, operations, end)
-        found = BareMember(node, "group").positions().get(("orders", 0), -1)
+        found = BareMember(node, "group").committed_offsets().get(("orders", 0), -1)
         assert max(copier.acknowledged, copier.seen) <= found <= copier.tried, (
             f"after {operations} operations"
         )

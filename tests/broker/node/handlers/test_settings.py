@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.node.loggers import GROUPS, REQUESTS
+
 DESCRIBE, ALTER, INCREMENTAL, LIST = 32, 33, 44, 74
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -120,7 +122,7 @@ def test_what_cannot_be_described_spoils_nothing_else(
 def test_groups_subscriptions_and_loggers_can_be_described(desk: Any) -> None:
     assert described(desk, GROUP, "readers")["consumer.session.timeout.ms"].value == "45000"
     assert described(desk, CLIENT_METRICS, "m")["interval.ms"].value == "300000"
-    assert described(desk, BROKER_LOGGER, "1") == {}
+    assert described(desk, BROKER_LOGGER, "1", "root")["root"].value == "INFO"
     assert described(desk, BROKER, "") == {}
 
 
@@ -214,7 +216,11 @@ def test_validating_changes_nothing(desk: Any, api: int) -> None:
         (single(BROKER, "1", ("num.io.threads", SET, "x")), ErrorCode.invalid_request),
         (single(BROKER, "9"), ErrorCode.invalid_request),
         (single(BROKER, "one"), ErrorCode.invalid_request),
-        (single(BROKER_LOGGER, "1", ("root", SET, "INFO")), ErrorCode.invalid_request),
+        (single(BROKER_LOGGER, "9", ("root", SET, "INFO")), ErrorCode.invalid_request),
+        (single(BROKER_LOGGER, "1", ("root", APPEND, "INFO")), ErrorCode.invalid_request),
+        (single(BROKER_LOGGER, "1", ("root", DELETE, None)), ErrorCode.invalid_request),
+        (single(BROKER_LOGGER, "1", ("root", SET, "LOUD")), ErrorCode.invalid_config),
+        (single(BROKER_LOGGER, "1", ("no.such", SET, "INFO")), ErrorCode.invalid_config),
         (single(CLIENT_METRICS, "m", ("no.such", SET, "1")), ErrorCode.invalid_request),
         (single(CLIENT_METRICS, ""), ErrorCode.invalid_request),
         (single(GROUP, "g", ("no.such", SET, "1")), ErrorCode.invalid_config),
@@ -231,6 +237,27 @@ def test_a_refused_alteration_spoils_nothing_else(desk: Any, wanted: dict[str, A
     assert refused.error_message
     assert fine.error_code == ErrorCode.none
     assert len(desk.node.metadata.image.configs) == 1
+
+
+def test_levels_of_loggers_are_altered_and_inherited(desk: Any) -> None:
+    def alter(*changes: tuple[str, int, str | None], validate_only: bool = False) -> None:
+        wanted = [single(BROKER_LOGGER, "1", *changes)]
+        (answer,) = desk.ask(INCREMENTAL, resources=wanted, validate_only=validate_only).responses
+        assert answer.error_code == ErrorCode.none, answer.error_message
+
+    def levels() -> set[tuple[str, str]]:
+        found = described(desk, BROKER_LOGGER, "1", "root", GROUPS, REQUESTS)
+        return {(name.rpartition(".")[2], each.value) for name, each in found.items()}
+
+    alter(("root", SET, "error"), validate_only=True)
+    assert levels() == {("root", "INFO"), ("groups", "INFO"), ("requests", "INFO")}
+    alter(("holdfast.broker", SET, "warn"), (GROUPS, SET, "DEBUG"))
+    assert levels() == {("root", "INFO"), ("groups", "DEBUG"), ("requests", "WARN")}
+    alter((GROUPS, DELETE, None), ("root", SET, "ERROR"))
+    assert levels() == {("root", "ERROR"), ("groups", "WARN"), ("requests", "WARN")}
+    (entry,) = described(desk, BROKER_LOGGER, "1", "root").values()
+    assert (entry.config_source, entry.read_only, entry.is_sensitive) == (6, False, False)
+    assert not desk.node.metadata.image.configs
 
 
 def test_a_resource_named_twice_is_refused_twice(desk: Any) -> None:

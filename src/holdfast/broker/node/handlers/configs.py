@@ -14,7 +14,13 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.metadata.changes import existing_topic
 from holdfast.broker.metadata.image import Resource, ResourceType
 from holdfast.broker.metadata.names import check_topic_name
-from holdfast.broker.metadata.settings import alter_settings, check_broker_name, replace_settings, resource_of
+from holdfast.broker.metadata.settings import (
+    alter_settings,
+    check_broker_name,
+    check_request,
+    replace_settings,
+    resource_of,
+)
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.services import ClusterServices
 from holdfast.config import describe
@@ -29,8 +35,8 @@ def describe_configs(node: ClusterServices, context: RequestContext, request: An
     """DescribeConfigs (32), versions 1 to 4: settings with value, source, synonyms, type and documentation.
 
     Topics, this broker, all brokers (a broker without name), groups and client-metrics subscriptions. No names,
-    or an empty list of them, asks for every setting; names that do not exist are left out. Broker loggers exist
-    for Kafka's sake and have no levels to show.
+    or an empty list of them, asks for every setting; names that do not exist are left out. A broker's loggers show
+    their levels.
     """
     documentation = context.version >= 3 and request.include_documentation
     return {"results": [_describe(node, asked, request, documentation) for asked in request.resources]}
@@ -69,7 +75,7 @@ def _entries(
             return describe.describe_broker(node.settings.broker, names)
         case ResourceType.BROKER_LOGGER:
             _check_is_this_broker(node, resource.name)
-            return []
+            return node.seams.levels.described(names)
     if not resource.name:
         raise ApiError(ErrorCode.invalid_request, "a group or client-metrics subscription must be named")
     if resource.type is ResourceType.GROUP:
@@ -88,7 +94,13 @@ def _entry_fields(entry: describe.ConfigEntry, include_synonyms: bool, documenta
     return {
         **entry._asdict(),
         "synonyms": [synonym._asdict() for synonym in entry.synonyms] if include_synonyms else [],
-        "documentation": DESCRIPTIONS.get(entry.name) if documentation else None,
+        "documentation": (
+            ""
+            if entry.config_source == describe.Source.BROKER_LOGGER
+            else DESCRIPTIONS.get(entry.name)
+            if documentation
+            else None
+        ),
     }
 
 
@@ -142,18 +154,23 @@ def alter_configs(node: ClusterServices, context: RequestContext, request: Any, 
 def incremental_alter_configs(
     node: ClusterServices, context: RequestContext, request: Any, now: Now
 ) -> Fields:
-    """IncrementalAlterConfigs (44), versions 0 and 1: set, delete, append to and subtract from single settings."""
-    return alter_each(
-        node,
-        request,
-        now,
-        lambda resource, asked: alter_settings(
-            node.metadata.image,
-            resource,
-            [Alteration(config.name, config.config_operation, config.value) for config in asked.configs],
-            node.settings.broker,
-        ),
-    )
+    """IncrementalAlterConfigs (44), versions 0 and 1: set, delete, append to and subtract from single settings.
+
+    The level of a broker's logger is set or deleted at once and is no record: it lasts until the broker stops.
+    """
+
+    def records_for(resource: Resource, asked: Any) -> list[MetadataRecord]:
+        changes = [Alteration(each.name, each.config_operation, each.value) for each in asked.configs]
+        if resource.type is not ResourceType.BROKER_LOGGER:
+            return alter_settings(node.metadata.image, resource, changes, node.settings.broker)
+        _check_is_this_broker(node, resource.name)
+        check_request(changes)
+        node.seams.levels.check(changes)
+        if not request.validate_only:
+            node.seams.levels.alter(changes)
+        return []
+
+    return alter_each(node, request, now, records_for)
 
 
 def list_config_resources(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:

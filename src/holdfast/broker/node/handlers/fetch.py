@@ -18,14 +18,16 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.node.context import Answer, Fields, Later, Packed, RequestContext
+from holdfast.broker.node.context import Answer, Fields, Later, Packed, RequestContext, Session
 from holdfast.broker.node.fetch_sessions import FetchPlan, PartitionKey, WantedPartition
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.meter import Refused
 from holdfast.broker.node.services import DataServices
 from holdfast.broker.node.timers import Timer
 from holdfast.errors import ApiError, CorruptLog
 from holdfast.saying import error as error_line
 from holdfast.seams import Now
+from holdfast.wire.api_keys import FETCH
 from holdfast.wire.hot import FETCH_TOPIC_IDS, Fetched, pack_fetch_response
 
 READ_UNCOMMITTED: Final = 0
@@ -38,6 +40,7 @@ class Reading:
     """One fetch under way: reads when asked, and can tell whether it has enough."""
 
     _node: DataServices
+    session: Session
     version: int
     plan: FetchPlan
     min_bytes: int
@@ -91,6 +94,7 @@ class Reading:
     def _read_hosted(
         self, hosted: HostedPartition, wanted: WantedPartition, remaining: int, at_least_one: bool
     ) -> Fetched:
+        hosted.traffic.fetches += 1
         log = hosted.log
         offsets = hosted.offsets
         check_leader_epoch(hosted, wanted.current_leader_epoch)
@@ -169,8 +173,22 @@ class Reading:
                 if not self.plan.is_full and not session.is_news(key, fetched):
                     continue
                 session.sent(key, fetched, is_full=self.plan.is_full)
+            if fetched.error_code or fetched.records_length:
+                self._count(key, fetched)
             topics.setdefault(key[0], []).append(fetched)
         return Packed(pack_fetch_response(self.version, 0, self.plan.session_id, list(topics.items())))
+
+    def _count(self, key: PartitionKey, fetched: Fetched) -> None:
+        topic, index = key
+        meter = self._node.meter
+        name = self._node.partitions.topic_name(topic) if isinstance(topic, UUID) else topic
+        traffic = meter.known_traffic(name)
+        traffic.bytes_out += fetched.records_length
+        if fetched.error_code:
+            traffic.failed_fetches += 1
+            where = f"{name or topic}-{index}"
+            refusal = Refused(ErrorCode(fetched.error_code), name, where, None)
+            meter.refused(self.session, FETCH, refusal)
 
 
 def _out_of_range(hosted: HostedPartition) -> Fetched:
@@ -218,7 +236,9 @@ def fetch(node: DataServices, context: RequestContext, request: Any, now: Now) -
         return _refused(context.version, error.code)
     max_bytes = min(request.max_bytes, node.settings.broker.fetch_max_bytes)
     read_committed = request.isolation_level == READ_COMMITTED
-    reading = Reading(node, context.version, plan, request.min_bytes, max_bytes, read_committed)
+    reading = Reading(
+        node, context.session, context.version, plan, request.min_bytes, max_bytes, read_committed
+    )
     max_wait_ms = int(request.max_wait.total_seconds() * 1000)
     if reading.read() or max_wait_ms <= 0 or node.timers.is_stopped:
         return reading.response()

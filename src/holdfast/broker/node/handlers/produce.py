@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.log.producer_state import Duplicate
 from holdfast.broker.node.context import Answer, Fields, Hangup, RequestContext, Session
 from holdfast.broker.node.intake import require_client_topic
+from holdfast.broker.node.meter import Refused
 from holdfast.broker.node.production import (
     ACKS_ALL,
     BatchOutcome,
@@ -34,6 +35,7 @@ from holdfast.broker.transactions.coordinator import Refusals
 from holdfast.broker.transactions.model import NO_EPOCH, NO_PRODUCER_ID, ProducerIdentity
 from holdfast.errors import ApiError, InvalidRecords, LogDirectoryOffline, MalformedFrame
 from holdfast.seams import Now
+from holdfast.wire.apis import PRODUCE
 from holdfast.wire.batch import ATTRIBUTES_LOW_BYTE, CODEC_MASK, MAGIC, MAGIC_OFFSET, TRANSACTIONAL
 from holdfast.wire.codecs import Codec
 from holdfast.wire.hot import PRODUCE_TOPIC_IDS, Produced
@@ -82,6 +84,12 @@ def produce(node: DataServices, context: RequestContext, request: Any, now: Now)
     if not production.waiting:
         response = production.response()
         if isinstance(response, Hangup):
+            for topic, outcomes in production.topics:
+                for outcome in outcomes:
+                    if isinstance(outcome, FailedBatch):
+                        where = f"{topic}-{outcome.partition}"
+                        refusal = Refused(outcome.code, topic, where, outcome.message)
+                        node.meter.refused(context.session, PRODUCE, refusal)
             raise MalformedFrame(response.reason)
         return response
     timeout_ms = int(request.timeout.total_seconds() * 1000)
@@ -146,6 +154,7 @@ class Producing:
                     self.production.waiting += 1
                     return
         accepted = self.node.intake.accept_batch(self.session, hosted, records, now)
+        hosted.traffic.produces += 1
         start_offset = hosted.log.start_offset
         if isinstance(accepted, Duplicate):
             produced = Produced(index, accepted.first_offset, accepted.timestamp, start_offset)
