@@ -1,0 +1,1 @@
+"""Backups of a running node, and directories restored from them."""

@@ -1,0 +1,1 @@
+"""A data directory handed over to Apache Kafka in place: `holdfast graduate`."""
