@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.client.consuming.assignment import Assignment, CommittedOffsetLost, LostOffsets, Start
 from holdfast.client.consuming.commits import Note
-from holdfast.client.consuming.memory import GroupMemory, Mark
+from holdfast.client.consuming.marks import GroupMarks, Mark
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.topic_ids import TopicIds, TopicRecreated
 from holdfast.testing.broker import BrokerProcess
@@ -86,7 +86,7 @@ def test_a_position_behind_an_open_transaction_is_in_the_log(
     assignment = Assignment(real, "stop", say=print, settings={**SETTINGS, **address})
     # As `groups reset-offsets --to-latest` sets it.
     assert assignment.start(TopicPartition("held", 0, 1)) == 1
-    with pytest.raises(CommittedOffsetLost, match="position 2 is outside the log"):
+    with pytest.raises(CommittedOffsetLost, match="committed offset 2 is outside the log"):
         assignment.start(TopicPartition("held", 0, 2))
     holder.abort_transaction(60)
 
@@ -118,9 +118,9 @@ class Marks:
 
 
 def busy(real: Consumer, *answers: list[int], lost_offsets: LostOffsets = "stop") -> Assignment:
-    marks = cast(GroupMemory, Marks())
+    marks = cast(GroupMarks, Marks())
     member = Busy(real, list(answers))
-    return Assignment(member, lost_offsets, say=print, memory=marks)
+    return Assignment(member, lost_offsets, say=print, marks=marks)
 
 
 def test_a_position_that_was_stored_since_it_was_asked_for_is_not_lost(real: Consumer) -> None:

@@ -108,7 +108,7 @@ def test_a_letter_too_large_loses_its_stack_then_its_words() -> None:
 
 def test_a_message_that_does_not_fit_at_all_is_refused_with_what_to_do() -> None:
     with pytest.raises(
-        TooLargeToSetAside, match=r"orders-2@7.*position was not moved.*configs alter --topic"
+        TooLargeToSetAside, match=r"orders-2@7.*committed offset was not moved.*configs alter --topic"
     ):
         add_dead_letter(Limited(10), "mailer", "orders-dlt", MESSAGE, "enough", failed(), 1)
 

@@ -58,14 +58,14 @@ class Scene:
         self.create()
         self.fill(NEW)
 
-    def put_position(self, offset: int, metadata: str | None) -> None:
+    def put_committed_offset(self, offset: int, metadata: str | None) -> None:
         raw = RawConsumer({"bootstrap.servers": self.broker.bootstrap_servers, "group.id": self.topic})
         raw.commit(
             offsets=[TopicPartition(self.topic, 0, offset, metadata=metadata or "")], asynchronous=False
         )
         raw.close()
 
-    def position(self) -> TopicPartition:
+    def committed_offset(self) -> TopicPartition:
         raw = RawConsumer({"bootstrap.servers": self.broker.bootstrap_servers, "group.id": self.topic})
         (found,) = raw.committed([TopicPartition(self.topic, 0)], timeout=30)
         raw.close()
@@ -141,10 +141,10 @@ def test_a_consumer_begins_at_the_start_of_a_recreated_topic_when_told_so(
 def test_a_position_of_the_topic_before_is_not_used_by_the_next_run(scene: Scene, kind: str) -> None:
     """A broker that keeps the positions of a deleted topic, or a member that committed after the deletion."""
     consume_until(scene, OLD[-1], scene.consumer())
-    before = scene.position()
+    before = scene.committed_offset()
     assert before.offset == len(OLD)
     scene.recreate()
-    scene.put_position(before.offset, before.metadata)
+    scene.put_committed_offset(before.offset, before.metadata)
     with pytest.raises(TopicRecreated, match=scene.topic):
         if kind == "consumer":
             scene.consumer().run(scene.handle)

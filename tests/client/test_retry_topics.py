@@ -12,8 +12,8 @@ from holdfast.client.retries import (
     HeldBack,
     History,
     Later,
-    Place,
     RetryPolicy,
+    RetryStep,
     RetryTopics,
     headers_for,
     next_history,
@@ -68,10 +68,10 @@ def test_no_attempt_is_planned_past_the_time_allowed() -> None:
 
 def test_every_topic_has_its_retry_topics() -> None:
     assert POLICY.places(["a", "b"]) == {
-        "a-retry-0": Place("a", 0),
-        "a-retry-1": Place("a", 1),
-        "b-retry-0": Place("b", 0),
-        "b-retry-1": Place("b", 1),
+        "a-retry-0": RetryStep("a", 0),
+        "a-retry-1": RetryStep("a", 1),
+        "b-retry-0": RetryStep("b", 0),
+        "b-retry-1": RetryStep("b", 1),
     }
     with pytest.raises(UsageError, match="pattern"):
         POLICY.places(["^orders.*"])

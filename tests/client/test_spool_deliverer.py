@@ -23,7 +23,7 @@ from holdfast.client.errors import DeliveryFailed, DeliveryStopped, NotStored
 from holdfast.client.spool import feed as feed_module
 from holdfast.client.spool import idempotent as idempotent_module
 from holdfast.client.spool import sender as sender_module
-from holdfast.client.spool.format import UNDECIDED, Headers, Message
+from holdfast.client.spool.format import UNDECIDED, Headers, SpooledMessage
 from holdfast.client.spool.groups import make_item
 from holdfast.client.spool.home import SpoolHome
 from holdfast.client.spool.progress import read_progress
@@ -666,7 +666,7 @@ def test_a_message_handed_over_after_the_end_is_taken_back(open_spool: Callable[
     spool.send(b"first").wait(30)
     writer = spool.sender._own.writer
     spool.sender.close()
-    late = make_item(Message("orders", UNDECIDED, None, b"late", (), -1, -1), spool.sender._waiting)
+    late = make_item(SpooledMessage("orders", UNDECIDED, None, b"late", (), -1, -1), spool.sender._waiting)
     writer._handed.append(late)
     with pytest.raises(SpoolFailed):
         writer._look(late)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client.delivery import Waiting
-from holdfast.client.spool.format import Message
+from holdfast.client.spool.format import SpooledMessage
 from holdfast.client.spool.groups import make_item
 from holdfast.client.spool.home import OwnedSpool, SpoolHome
 from holdfast.client.spool.store import SpoolStore
@@ -101,7 +101,7 @@ def test_what_is_stored_first_survives_a_loss_of_power_whoever_made_its_director
         home.make()
         owned = next(iter(take_abandoned(home)), None) or home.create()
         store = SpoolStore(disk, owned.directory)
-        store.write([make_item(Message("orders", 0, None, b"kept", (), 1, -1), Waiting())])
+        store.write([make_item(SpooledMessage("orders", 0, None, b"kept", (), 1, -1), Waiting())])
         disk.crash()
         groups, _ = SpoolStore(disk, owned.directory).read(0)
         assert [message.value for group in groups for message in group.messages] == [b"kept"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import examples
 
 from holdfast.client.spool import format as frames
-from holdfast.client.spool.format import MOVED, UNDECIDED, DamagedSpool, Headers, Message, Moved
+from holdfast.client.spool.format import MOVED, UNDECIDED, DamagedSpool, Headers, Moved, SpooledMessage
 from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
 from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
 
@@ -34,9 +34,9 @@ class Draft:
     timestamp_ms: int = 1_700_000_000_000
     sequence: int = -1
 
-    def as_message(self) -> Message:
+    def as_message(self) -> SpooledMessage:
         partition = UNDECIDED if self.partition is None else self.partition
-        return Message(
+        return SpooledMessage(
             self.topic, partition, self.key, self.value, self.headers, self.timestamp_ms, self.sequence
         )
 
@@ -48,8 +48,8 @@ def new_disk() -> SimulatedDisk:
     return disk
 
 
-def read_all(store: SpoolStore, max_bytes: int = 4096) -> list[Message]:
-    messages: list[Message] = []
+def read_all(store: SpoolStore, max_bytes: int = 4096) -> list[SpooledMessage]:
+    messages: list[SpooledMessage] = []
     position = store.start
     while position < store.end:
         groups, position = store.read(position, max_bytes=max_bytes)
@@ -118,8 +118,8 @@ def test_a_spool_of_an_earlier_version_is_read_and_goes_on() -> None:
     earlier = bytes.fromhex(OF_AN_EARLIER_VERSION)
     store = opened_on(earlier, f"{HOME}/{0:020d}.spool")
     kept = [
-        Message("orders", 0, None, b"one", (), 1_700_000_000_000, 0),
-        Message("orders", 2, b"key", b"two", (), 1_700_000_000_000, 0),
+        SpooledMessage("orders", 0, None, b"one", (), 1_700_000_000_000, 0),
+        SpooledMessage("orders", 2, b"key", b"two", (), 1_700_000_000_000, 0),
     ]
     assert read_all(store) == kept
     after = [Draft(b"three", partition=2, headers=())]

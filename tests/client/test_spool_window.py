@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.client.delivery import Waiting
-from holdfast.client.spool.format import Message, PartitionKey
+from holdfast.client.spool.format import PartitionKey, SpooledMessage
 from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, Window, make_item
 from holdfast.client.spool.progress import NOTHING, Progress
 
@@ -23,7 +23,7 @@ def group_of(partitions: list[int], start: int, counters: dict[PartitionKey, int
     group.bytes = 10 * len(partitions)
     for partition in partitions:
         where = ("orders", partition)
-        item = make_item(Message("orders", partition, None, b"x", (), -1, -1), WAITING)
+        item = make_item(SpooledMessage("orders", partition, None, b"x", (), -1, -1), WAITING)
         item.sequence = counters.get(where, 0)
         counters[where] = group.following[where] = item.sequence + 1
         item.group = group

@@ -12,7 +12,7 @@ import pytest
 from tests.support.fake_producer import FakeCluster
 
 from holdfast.client.errors import NotStored
-from holdfast.client.spool.format import UNDECIDED, Message
+from holdfast.client.spool.format import UNDECIDED, SpooledMessage
 from holdfast.client.spool.groups import make_item
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolFailed
@@ -109,7 +109,9 @@ def test_a_message_handed_over_while_the_thread_that_writes_fails_is_refused_lik
     taken = sender.send("orders", None, None, b"taken", (), -1, 30.0)
     wait_until(lambda: writer._writing is not None, "it is being written")
     queue = SlowQueue()
-    queue.late = late = make_item(Message("orders", UNDECIDED, None, b"late", (), -1, -1), sender._waiting)
+    queue.late = late = make_item(
+        SpooledMessage("orders", UNDECIDED, None, b"late", (), -1, -1), sender._waiting
+    )
     writer._handed = queue
     waiting = sender.send("orders", None, None, b"waiting", (), -1, 30.0)
     is_going_on.set()

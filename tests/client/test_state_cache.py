@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from holdfast.client import changelog
-from holdfast.client.changelog import CacheTaken, Restoration, StateCache, Target
+from holdfast.client.changelog import CacheTaken, Restoration, RestoreTarget, StateCache
 from holdfast.client.state import State
 
 DAY_MS = 86_400_000
@@ -148,7 +148,7 @@ def test_a_changelog_found_at_its_end_twice_in_one_step_is_restored_once(
     monkeypatch.setattr(changelog, "RawConsumer", Consumer)
     cache = opened(tmp_path)
     restoration = Restoration({"group.id": "totals"})
-    restoration.add("totals-changelog", 0, Target(cache, first=0, end=1))
+    restoration.add("totals-changelog", 0, RestoreTarget(cache, first=0, end=1))
     assert list(restoration.step(1.0)) == [("totals-changelog", 0)]
     assert cache.position == 2
     assert list(restoration.step(1.0)) == []

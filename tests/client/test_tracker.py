@@ -16,9 +16,9 @@ def test_a_slow_message_holds_back_those_behind_it() -> None:
         tracker.begin(offset)
     tracker.finish(12)
     tracker.finish(11)
-    assert tracker.position == 10
+    assert tracker.commit_offset == 10
     tracker.finish(10)
-    assert tracker.position == 13
+    assert tracker.commit_offset == 13
 
 
 def test_a_position_that_is_not_stored_is_to_be_committed() -> None:
@@ -29,21 +29,21 @@ def test_a_position_that_is_not_stored_is_to_be_committed() -> None:
 def test_gaps_hold_nothing_back() -> None:
     tracker = PartitionTracker("orders", 0, 0)
     tracker.begin(5)
-    assert tracker.position == 5
+    assert tracker.commit_offset == 5
     tracker.begin(9)
     tracker.finish(5)
-    assert tracker.position == 9
+    assert tracker.commit_offset == 9
     tracker.finish(9)
-    assert tracker.position == 10
+    assert tracker.commit_offset == 10
 
 
 def test_the_markers_behind_the_last_message_are_passed_once_it_is_finished() -> None:
     tracker = PartitionTracker("orders", 0, 0)
     tracker.begin(0)
     tracker.passed(4)
-    assert tracker.position == 0
+    assert tracker.commit_offset == 0
     tracker.finish(0)
-    assert tracker.position == 4
+    assert tracker.commit_offset == 4
 
 
 def test_what_finishes_after_the_partition_was_taken_away_does_not_count() -> None:
@@ -51,7 +51,7 @@ def test_what_finishes_after_the_partition_was_taken_away_does_not_count() -> No
     tracker.begin(0)
     tracker.close()
     assert tracker.finish(0) is False
-    assert tracker.position == 0
+    assert tracker.commit_offset == 0
 
 
 def test_a_message_is_finished_once() -> None:
@@ -92,5 +92,5 @@ def test_the_position_is_always_the_first_unfinished_message(
             offset = choose.choice(sorted(unfinished))  # type: ignore[attr-defined]
             unfinished.discard(offset)
             assert tracker.finish(offset)
-        assert tracker.position == (min(unfinished) if unfinished else begun[-1] + 1)
+        assert tracker.commit_offset == (min(unfinished) if unfinished else begun[-1] + 1)
         assert len(tracker) == len(unfinished)

@@ -156,10 +156,10 @@ def test_any_settings_are_judged_without_an_error(
     pairs: list[tuple[str, str]], client: Client, producer: bool
 ) -> None:
     from holdfast.doctor.client_settings import Setting, make_settings
-    from holdfast.doctor.findings import Place
+    from holdfast.doctor.findings import Location
 
-    written = [Setting(name, value, Place("f", line)) for line, (name, value) in enumerate(pairs, 1)]
-    made = make_settings("producer" if producer else "consumer", client, Place("f"), written)
+    written = [Setting(name, value, Location("f", line)) for line, (name, value) in enumerate(pairs, 1)]
+    made = make_settings("producer" if producer else "consumer", client, Location("f"), written)
     examination = Examination()
     examination.add(check_settings(made))
     for found in examination.findings:

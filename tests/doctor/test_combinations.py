@@ -10,20 +10,20 @@ from holdfast.doctor.client_defaults import Client, Role
 from holdfast.doctor.client_settings import UNKNOWN, ClientSettings, Setting, make_settings
 from holdfast.doctor.combinations import TopicFacts, across_clients, against_topics
 from holdfast.doctor.files import add_combined
-from holdfast.doctor.findings import Examination, Finding, Place, Severity, finding
+from holdfast.doctor.findings import Examination, Finding, Location, Severity, finding
 
 
 def client(role: Role, kind: Client, file: str = "f", **written: Any) -> ClientSettings:
     settings = [
-        Setting(name.replace("_", "."), value, Place(file, line))
+        Setting(name.replace("_", "."), value, Location(file, line))
         for line, (name, value) in enumerate(written.items(), 1)
     ]
-    return make_settings(role, kind, Place(file), settings)
+    return make_settings(role, kind, Location(file), settings)
 
 
 def topic(factor: int | None = 3, **settings: str) -> TopicFacts:
     dotted = {name.replace("_", "."): value for name, value in settings.items()}
-    return TopicFacts("orders", Place(resource="topic orders"), factor, dotted)
+    return TopicFacts("orders", Location(resource="topic orders"), factor, dotted)
 
 
 def ids(findings: list[Finding]) -> list[tuple[str, Severity]]:

@@ -83,7 +83,7 @@ def test_only_the_groups_asked_for_are_looked_at_and_an_unknown_one_is_missed(se
     with Cluster({"bootstrap.servers": server}) as cluster:
         snapshot = collect(cluster, ["one", "three"], lambda: 1)
     assert list(snapshot.groups) == ["one"]
-    assert snapshot.groups["one"].positions == {("orders", 0): 0}
+    assert snapshot.groups["one"].committed_offsets == {("orders", 0): 0}
     (gap,) = snapshot.gaps
     assert "three" in gap.what
 

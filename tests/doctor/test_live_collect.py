@@ -236,7 +236,7 @@ def test_ten_thousand_partitions_and_a_thousand_groups_are_few_requests() -> Non
     )
     snapshot = look(brokers)
     assert len(snapshot.bounds) == 10_000
-    assert sum(len(group.positions) for group in snapshot.groups.values()) == 10_000
+    assert sum(len(group.committed_offsets) for group in snapshot.groups.values()) == 10_000
     assert snapshot.gaps == []
     assert brokers.asked.total() < 60
     assert brokers.asked[DESCRIBE_PRODUCERS] == brokers.asked[DESCRIBE_TRANSACTIONS] == 0
@@ -273,7 +273,7 @@ def test_many_late_groups_on_one_partition_are_bounded_and_none_is_taken_for_you
     [
         ("topic-0", "settings of topics: topic-0"),
         ("2", "settings of brokers: broker 2"),
-        ("billing", "positions of groups: billing"),
+        ("billing", "committed offsets of groups: billing"),
         ("topic-1 offsets", "offsets of partitions: topic-1-0, topic-1-1, topic-1-2"),
     ],
 )

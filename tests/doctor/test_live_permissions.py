@@ -178,8 +178,8 @@ def test_topics_that_are_left_out_are_named_to_who_may_describe_the_cluster(
     assert gaps(document) == {
         ("topics", "__consumer_offsets"),
         ("topics", "payroll"),
-        ("positions of groups", "billing"),
-        ("positions of groups", "salaries"),
+        ("committed offsets of groups", "billing"),
+        ("committed offsets of groups", "salaries"),
         ("settings of brokers", "broker 1"),
         ("settings of topics", "orders"),
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.doctor.exporting import FAMILIES, put_transactions
 from holdfast.doctor.files import Asked, examine_files
 from holdfast.doctor.findings import ConfigChange, Gap, Severity
 from holdfast.doctor.live import changes_of, judge
@@ -27,6 +28,7 @@ from holdfast.doctor.live_snapshot import (
     Snapshot,
     TransactionFacts,
 )
+from holdfast.exposition import Sheet
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -292,7 +294,7 @@ def test_a_position_beyond_the_log_points_into_another_topic() -> None:
     [
         (5 * DAY_MS, Severity.WARNING, "retention passes it in 3 d at the earliest"),
         (8 * DAY_MS - 3 * HOUR_MS - 12 * 60_000, Severity.ERROR, "retention passes it in 3 h 12 min"),
-        (9 * DAY_MS, Severity.ERROR, "retention has passed the position"),
+        (9 * DAY_MS, Severity.ERROR, "retention has passed the committed offset"),
     ],
 )
 def test_the_time_left_from_one_look(age_ms: int, severity: Severity, words: str) -> None:
@@ -411,6 +413,11 @@ def test_a_transaction_that_no_coordinator_knows_hangs() -> None:
     assert "no coordinator will end it; retention passes it in 7 d 23 h at most" in found.found
     assert found.fix is not None
     assert found.fix.text == "holdfast transactions abort --topic orders --partition 0 --start-offset 12"
+    sheet = Sheet(FAMILIES)
+    put_transactions(sheet, holding(None, known=False))
+    assert sheet.lines("holdfast_hanging_transactions") == [
+        'holdfast_hanging_transactions{topic="orders",partition="0"} 1'
+    ]
 
 
 def test_nothing_hangs_while_it_may_be_at_work_or_when_coordinators_could_not_be_asked() -> None:

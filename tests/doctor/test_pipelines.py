@@ -1,4 +1,4 @@
-"""Pipelines: what a definition promises, and functions that compute something else when a batch is made again."""
+"""Pipelines: what a definition promises, and functions that compute something else when a batch is recomputed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.doctor import reporting
-from holdfast.doctor.findings import Examination, Fix, Place, Severity, Suppressed, finding
+from holdfast.doctor.findings import Examination, Fix, Location, Severity, Suppressed, finding
 from holdfast.doctor.reporting import Format, as_json, as_junit, as_sarif, as_text, fixes, rendered, summary
 
 
@@ -19,12 +19,12 @@ def examination() -> Examination:
     result = Examination(examined=["two files"])
     result.add(
         [
-            finding("HF305", Place("c.properties", 2), "latest", severity=Severity.NOTE),
-            finding("HF102", Place("p.properties", 1), "acks=1", fix=Fix("acks=all", "settings")),
-            finding("HF201", Place(resource="topic orders"), "one replica", related=("HF202",)),
+            finding("HF305", Location("c.properties", 2), "latest", severity=Severity.NOTE),
+            finding("HF102", Location("p.properties", 1), "acks=1", fix=Fix("acks=all", "settings")),
+            finding("HF201", Location(resource="topic orders"), "one replica", related=("HF202",)),
         ]
     )
-    accepted = finding("HF106", Place("/etc/old file.properties"), "off")
+    accepted = finding("HF106", Location("/etc/old file.properties"), "off")
     result.suppressed.append(Suppressed(accepted, "being replaced", "2027-01-01"))
     result.missed("secret.properties", "Permission denied", "permission")
     return result
@@ -62,7 +62,7 @@ def test_fixes_stand_alone() -> None:
 def test_the_same_finding_is_told_once() -> None:
     result = examination()
     count = len(result.findings)
-    result.add([finding("HF305", Place("c.properties", 2), "latest", severity=Severity.NOTE)])
+    result.add([finding("HF305", Location("c.properties", 2), "latest", severity=Severity.NOTE)])
     assert len(result.findings) == count
 
 
@@ -113,7 +113,7 @@ def test_junit_counts_what_fails() -> None:
 @given(st.text(), st.text())
 def test_whatever_a_file_holds_the_report_can_be_read(name: str, found: str) -> None:
     result = Examination()
-    result.add([finding("HF102", Place(name, 1), found)])
+    result.add([finding("HF102", Location(name, 1), found)])
     result.missed(name, found)
     ElementTree.fromstring(as_junit(result).partition("\n")[2])
     for output in (Format.JSON, Format.SARIF):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.doctor.findings import Place, Severity, finding
+from holdfast.doctor.findings import Location, Severity, finding
 from holdfast.doctor.reporting import what_there_is
 from holdfast.doctor.risks import EXPERIMENTS, PAGES, RISKS, Risk
 
@@ -34,10 +34,10 @@ def test_a_risk_has_its_words(risk: Risk) -> None:
 
 
 def test_a_finding_takes_the_words_of_its_risk_unless_it_has_better() -> None:
-    plain = finding("HF102", Place("p.properties", 3), "acks=1")
+    plain = finding("HF102", Location("p.properties", 3), "acks=1")
     assert (plain.severity, plain.loses) == (Severity.ERROR, RISKS["HF102"].loses)
     assert plain.where == "p.properties:3"
-    other = finding("HF102", Place(resource="topic t"), "x", severity=Severity.NOTE, loses="little")
+    other = finding("HF102", Location(resource="topic t"), "x", severity=Severity.NOTE, loses="little")
     assert (other.severity, other.loses, other.where) == (Severity.NOTE, "little", "topic t")
 
 

@@ -11,7 +11,7 @@ import yaml
 from holdfast.doctor.client_defaults import Client, Role
 from holdfast.doctor.client_settings import Setting, make_settings
 from holdfast.doctor.files import Asked, examine_files
-from holdfast.doctor.findings import Finding, Place
+from holdfast.doctor.findings import Finding, Location
 from holdfast.doctor.rules import check_settings
 
 CASES: list[dict[str, Any]] = [
@@ -66,10 +66,10 @@ def test_most_findings_have_such_a_fix(tmp_path: Path) -> None:
 
 def settings(client: Client, role: Role = "producer", **written: Any) -> list[Finding]:
     pairs = [
-        Setting(name.replace("__", "."), value, Place("f", line))
+        Setting(name.replace("__", "."), value, Location("f", line))
         for line, (name, value) in enumerate(written.items(), 1)
     ]
-    return list(check_settings(make_settings(role, client, Place("f"), pairs)))
+    return list(check_settings(make_settings(role, client, Location("f"), pairs)))
 
 
 def test_a_default_is_called_one() -> None:
@@ -101,7 +101,7 @@ def test_idempotence_that_is_off_in_silence_is_said() -> None:
     ],
 )
 def test_an_unknown_name_comes_with_the_one_that_was_meant(client: Client, name: str, meant: str) -> None:
-    made = make_settings("producer", client, Place("f"), [Setting(name, "1", Place("f", 1))])
+    made = make_settings("producer", client, Location("f"), [Setting(name, "1", Location("f", 1))])
     said = [
         each.found for each in check_settings(made) if each.id == "HF000" and "did you mean" in each.found
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.doctor.findings import DoctorError, Examination, Place, finding
+from holdfast.doctor.findings import DoctorError, Examination, Location, finding
 from holdfast.doctor.suppressions import read_suppressions, suppress
 
 ENTRY = """\
@@ -28,7 +28,7 @@ def written(directory: Path, text: str) -> str:
 
 def examination() -> Examination:
     result = Examination()
-    result.add([finding("HF305", Place("conf/alerts.properties", 3), "latest")])
+    result.add([finding("HF305", Location("conf/alerts.properties", 3), "latest")])
     result.missed("other", "unreadable")
     return result
 

@@ -52,10 +52,10 @@ class Member:
         where: dict[str, Any] = {"group": self.job.topic, "topics": [self.job.topic], "retry": policy}
         if self.job.client == "Consumer":
             pause = LONG_SECONDS if is_buffered else 0.05
-            return Consumer(self.job.bootstrap, commit_seconds=pause, memory_topic=None, **where)
+            return Consumer(self.job.bootstrap, commit_seconds=pause, marks_topic=None, **where)
         if self.job.client == "Processor":
             pause = 10.0 if self.job.under_way == "transaction" else 0.05
-            return Processor(self.job.bootstrap, commit_seconds=pause, memory_topic=None, **where)
+            return Processor(self.job.bootstrap, commit_seconds=pause, marks_topic=None, **where)
         return DatabaseSink(
             self.job.bootstrap,
             database=self.job.path("sink.sqlite"),

@@ -98,7 +98,7 @@ def commit_before_handling(patch: pytest.MonkeyPatch) -> None:
 
         def ahead(tracker: PartitionTracker, given: Sequence[int], whole: Any = whole) -> Any:
             done = whole(tracker, given)
-            tracker.position = tracker.next_offset
+            tracker.commit_offset = tracker.next_offset
             return done
 
         patch.setattr(PartitionTracker, name, ahead)

@@ -290,6 +290,21 @@ def test_read_by_offsets_times_and_partitions(bootstrap: str, make_topic: MakeTo
         values(partitions=[2])
 
 
+def test_a_topic_is_a_stream_that_tables_are_made_of(bootstrap: str, make_topic: MakeTopic) -> None:
+    topic = make_topic("as-a-table", 2)
+    producer = make_producer(bootstrap)
+    for number in range(20):
+        producer.produce(topic, b"%d" % number, partition=number % 2)
+    flush(producer)
+    found = reader.read(bootstrap, topic)
+    assert isinstance(found, pa.RecordBatchReader)
+    assert found.schema == reader.SCHEMA()
+    frame = found.read_pandas()
+    assert sorted(int(value) for value in frame["value"]) == list(range(20))
+    with pytest.raises(reader.TopicMissing):
+        reader.read(bootstrap, "nowhere")
+
+
 def test_topics_by_name_pattern_and_all(cluster: Cluster, make_topic: MakeTopic) -> None:
     names = [make_topic(f"pattern-{number}", number) for number in (1, 2)]
     found = cluster.topics(names)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.client.messages import Message as Message
     from holdfast.client.messages import Origin as Origin
     from holdfast.client.messages import Retry as Retry
+    from holdfast.client.metrics import Metrics as Metrics
     from holdfast.client.processor import Output as Output
     from holdfast.client.processor import Processor as Processor
     from holdfast.client.processor import ProcessorFenced as ProcessorFenced
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from holdfast.client.state import State as State
     from holdfast.client.state import StatefulProcessor as StatefulProcessor
     from holdfast.client.topic_ids import TopicRecreated as TopicRecreated
+    from holdfast.client.tracing import Tracing as Tracing
     from holdfast.client.wrapped import WrappedProducer as WrappedProducer
     from holdfast.client.wrapped import wrap as wrap
 
@@ -82,6 +84,7 @@ _PLACES: Final = {
         "UnsafeSetting",
     ),
     "messages": ("DeadLetter", "Message", "Origin", "Retry"),
+    "metrics": ("Metrics",),
     "processor": ("Output", "Processor", "ProcessorFenced"),
     "producer": ("FlushReport", "Producer"),
     "retries": ("NO_RETRIES", "RetryPolicy", "RetryTopics"),
@@ -90,6 +93,7 @@ _PLACES: Final = {
     "state": ("State", "StatefulProcessor"),
     "spool.store": ("SpoolFull",),
     "topic_ids": ("TopicRecreated",),
+    "tracing": ("Tracing",),
     "wrapped": ("WrappedProducer", "wrap"),
 }
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}

@@ -277,7 +277,7 @@ class Changelogs:
         return int(future.result().offset)
 
 
-class Target(NamedTuple):
+class RestoreTarget(NamedTuple):
     """What a restoration is to reach."""
 
     cache: StateCache
@@ -302,9 +302,9 @@ class Restoration:
         for name in ("group.instance.id", "session.timeout.ms", "heartbeat.interval.ms"):
             self._settings.pop(name, None)
         self._consumer: Any = None
-        self._targets: dict[PartitionKey, Target] = {}
+        self._targets: dict[PartitionKey, RestoreTarget] = {}
 
-    def add(self, changelog: str, partition: int, target: Target) -> None:
+    def add(self, changelog: str, partition: int, target: RestoreTarget) -> None:
         self._targets[changelog, partition] = target
         self._assign()
 

@@ -33,14 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from confluent_kafka import Consumer as RawConsumer
 
 from holdfast.client.consuming.assignment import LostOffsets, Source, takes
 from holdfast.client.consuming.handling import BatchHandler, Handler, Handling
 from holdfast.client.consuming.loop import BATCH_MESSAGES, Loop, Options
-from holdfast.client.consuming.memory import group_memory
+from holdfast.client.consuming.marks import group_marks
 from holdfast.client.consuming.workers import Coroutines, Order, Pool, Reports, Workers
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dead_letters import dead_letters_of
@@ -48,10 +48,14 @@ from holdfast.client.dedupe import Dedupe
 from holdfast.client.errors import HandlerFailed
 from holdfast.client.failures import FailureRouter
 from holdfast.client.messages import check_handler, is_coroutine
+from holdfast.client.metrics import UNWATCHED, Metrics, watched
 from holdfast.client.process import Runs, stopping_on_signals
 from holdfast.client.retries import HeldBack, RetryPolicy, RetryTopics
 from holdfast.client.settings import consumer_settings
 from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.client.tracing import Tracing
 
 __all__ = ["App", "BatchHandler", "Consumer", "Handler", "HandlerFailed"]
 
@@ -93,7 +97,7 @@ class Route:
 
     def pool(self, aside: FailureRouter, reports: Reports) -> Pool:
         """The workers of its handler."""
-        handling = Handling(aside.policy, aside)
+        handling = Handling(aside.policy, aside, aside.tally)
         run_max = self.batch_max or BATCH_MESSAGES
         if self.batch_max is None and self.order == "none" and self.workers > 1:
             # Any worker takes the next one: a run is worked off by one of them.
@@ -109,8 +113,18 @@ class Member(Runs):
     """A member of a group with its handlers: what `Consumer` and `App` are made of."""
 
     def __init__(
-        self, bootstrap: str, group: str, config: Mapping[str, Any], unsafe: Collection[str], options: Options
+        self,
+        bootstrap: str,
+        group: str,
+        config: Mapping[str, Any],
+        unsafe: Collection[str],
+        options: Options,
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._metrics = metrics
+        self._tracing = tracing
+        self._tally = UNWATCHED
         self._bootstrap = bootstrap
         self._group = group
         self._options = options
@@ -146,7 +160,14 @@ class Member(Runs):
         """Handle messages until stopped. Raises when a message cannot be handled and may not be set aside."""
         for route in routes:
             route.check()
+        if (tracing := self._tracing) is not None:
+            routes = [
+                replace(route, handler=tracing.handling(route.handler, self._group)) for route in routes
+            ]
         with self._one_run():
+            self._tally = watched(
+                self._metrics, self._group, lambda: self._loop.numbers() if self._loop else {}
+            )
             asides = [self._aside(route) for route in routes]
             try:
                 for aside in asides:
@@ -157,6 +178,7 @@ class Member(Runs):
             finally:
                 for aside in asides:
                     aside.close()
+                self._tally.end()
 
     def _make_loop(self, routes: Sequence[Route], asides: Sequence[FailureRouter]) -> Loop:
         reports = Reports()
@@ -184,9 +206,10 @@ class Member(Runs):
             self._options,
             is_stopping=lambda: self.is_stopping,
             held=held,
-            memory=group_memory(self._options.memory_topic, self._group, self._settings),
+            marks=group_marks(self._options.marks_topic, self._group, self._settings),
             settings=self._settings,
             sources=[Source(route.topics, route.dead_letter_topic) for route in routes],
+            tally=self._tally,
         )
 
     def _aside(self, route: Route) -> FailureRouter:
@@ -199,6 +222,7 @@ class Member(Runs):
             dead_letter_topic=route.dead_letter_topic,
             dialect=route.dead_letter_dialect,
             create=route.create_topics,
+            tally=self._tally,
         )
 
     def _make_consumer(self, answered: Callable[..., None]) -> RawConsumer:
@@ -230,14 +254,16 @@ class Consumer(Member):
         commit_seconds: float = _DEFAULTS.commit_seconds,
         drain_seconds: float = _DEFAULTS.drain_seconds,
         last_commit_seconds: float = _DEFAULTS.last_commit_seconds,
-        memory_topic: str | None = _DEFAULTS.memory_topic,
+        marks_topic: str | None = _DEFAULTS.marks_topic,
         config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`in_flight_max` bounds the messages of one partition that are under way, `in_flight_bytes_max` the bytes of
         all of them; `drain_seconds` how long they may take to finish when the partition is taken away or the consumer
         stops, and `last_commit_seconds` how long their offsets may take to be committed then. `create_topics` lets
-        missing retry topics and dead-letter topics be created. In `memory_topic`, which is made when it is missing,
+        missing retry topics and dead-letter topics be created. In `marks_topic`, which is made when it is missing,
         groups are remembered apart from their committed offsets, so that one whose offsets expired is not taken for a
         new one; with None it is."""
         options = Options(
@@ -248,9 +274,9 @@ class Consumer(Member):
             commit_seconds,
             drain_seconds,
             last_commit_seconds,
-            memory_topic,
+            marks_topic,
         )
-        super().__init__(bootstrap, group, config or {}, unsafe, options)
+        super().__init__(bootstrap, group, config or {}, unsafe, options, metrics, tracing)
         self._route = Route(
             topics if isinstance(topics, str) else list(topics),
             print,
@@ -284,15 +310,17 @@ class App(Member):
         group: str,
         config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
         **options: Any,
     ) -> None:
         """`options` are those of `Consumer` that hold for a member as a whole: lost_offsets, dedupe, in_flight_max,
-        in_flight_bytes_max, commit_seconds, drain_seconds, last_commit_seconds, memory_topic."""
+        in_flight_bytes_max, commit_seconds, drain_seconds, last_commit_seconds, marks_topic."""
         try:
             chosen = Options(**options)
         except TypeError as error:
             raise UsageError(f"App: {error}") from error
-        super().__init__(bootstrap, group, config or {}, unsafe, chosen)
+        super().__init__(bootstrap, group, config or {}, unsafe, chosen, metrics, tracing)
         self._routes: list[Route] = []
 
     def handler(

@@ -2,7 +2,7 @@
 
 The message goes as it was, key, value and headers; ours are added behind them. It counts as set aside when the broker
 has acknowledged it, so a message is in its topic until its dead letter is safe: every error here is raised, and the
-position stays where it is.
+committed offset stays where it is.
 
 A dead letter that is too large for its topic is tried again without the stack, then with short texts; one whose own
 key, value and headers do not fit is refused with the setting that would let it in.

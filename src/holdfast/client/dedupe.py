@@ -7,16 +7,16 @@ silent for long may be remembered for longer after a restart.
 By `hf-id` (`spool:opening:topic:partition:sequence`, see `spool.marks`): a spool sends again what it does not know to
 have arrived, perhaps a day later, and always under the same id. One number per opening of a spool is enough: a message
 with a sequence at or below the highest seen is a duplicate. An id that names another topic or partition than the one it
-is in was copied from elsewhere, and says nothing. The numbers are kept in the metadata string of
-the committed position, which a broker bounds to 4096 bytes (`offset.metadata.max.bytes`): in one record with the
-position, and fenced like it. They belong to that position; beside one that somebody else has set they are not used.
-200 openings per partition fit; beyond that the one longest silent is forgotten, and so is one silent for
-`keep_seconds`. A duplicate of a forgotten one is handed out.
+is in was copied from elsewhere, and says nothing. The numbers are kept in the metadata string of the committed offset,
+which a broker bounds to 4096 bytes (`offset.metadata.max.bytes`): in one record with the committed offset, and fenced
+like it. They belong to that committed offset; beside one that somebody else has set they are not used. 200 openings per
+partition fit; beyond that the one longest silent is forgotten, and so is one silent for `keep_seconds`. A duplicate of
+a forgotten one is handed out.
 
 By a key that a function of the user's finds in a message: a duplicate is a message whose key was already in the
 partition within the last `window` offsets and `keep_seconds` before it, by the messages' own timestamps. Keys are many
 and of any size, so they are not stored anywhere: whoever takes a partition over reads the last `window` offsets before
-its position again, only to learn their keys.
+its committed offset again, only to learn their keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.errors import UsageError
 
 NOTE_PREFIX: Final = "hf1:"
 SPOOLS_MAX: Final = 200
-"""Openings per partition: what fits into the metadata of a position, with room for growing numbers."""
+"""Openings per partition: what fits into the metadata of a committed offset, with room for growing numbers."""
 KEEP_SECONDS: Final = 7 * 24 * 3600.0
 WINDOW_MAX: Final = 1_000_000
 """Offsets read again by whoever takes a partition over, at most."""
@@ -54,10 +54,10 @@ class Seen(Protocol):
         """Those that were not seen before. To be asked in the order of the log, once per message."""
 
     def learn(self, message: Message) -> None:
-        """A message before the position: it was handled by somebody."""
+        """A message before the committed offset: it was handled by somebody."""
 
     def note(self, position: int) -> str:
-        """What to store beside a position. Positions only grow."""
+        """The metadata to commit with an offset. Committed offsets only grow."""
 
 
 class SpoolId(NamedTuple):
@@ -101,15 +101,15 @@ def _key_of(found: MarkedId) -> int:
 
 
 class SeenIds:
-    """The highest sequence of every opening of a spool, as read and as of the position that may be committed."""
+    """The highest sequence of every opening of a spool, as read, and as of the offset that may be committed."""
 
     def __init__(self, stored: str = "", position: int = -1, *, keep_seconds: float = KEEP_SECONDS) -> None:
-        """`stored` is what `note` gave for the position that was committed."""
+        """`stored` is what `note` gave for the committed offset."""
         self._keep_ms = int(keep_seconds * 1000)
         self._read = _Numbers(_parse_note(stored, position))
         self._finished = _Numbers(dict(self._read.items()))
         self._ahead: deque[tuple[int, SpoolId, int]] = deque()
-        """Read and not before the position yet: offset, id and timestamp."""
+        """Read and not before the committed offset yet: offset, id and timestamp."""
 
     def fresh(self, messages: Sequence[Fields]) -> Sequence[Fields]:
         if not any(map(HEADERS, messages)):
@@ -128,7 +128,7 @@ class SeenIds:
         return not is_new
 
     def learn(self, message: Message) -> None:
-        """Nothing: the numbers are stored with the position."""
+        """No offsets before the committed one: the numbers are in its metadata."""
 
     def note(self, position: int) -> str:
         ahead = self._ahead
@@ -174,7 +174,8 @@ def _format_note(numbers: list[tuple[int, int]], position: int) -> str:
 
 
 def _parse_note(stored: str, position: int) -> dict[int, int]:
-    """Numbers beside a position; none when they are not ours, damaged, or belong to another position."""
+    """Numbers beside a committed offset; none when they are not ours, damaged, or belong to another committed
+    offset."""
     if not stored.startswith(NOTE_PREFIX):
         return {}
     place, _, encoded = stored[len(NOTE_PREFIX) :].partition(":")
@@ -240,18 +241,18 @@ class Dedupe(NamedTuple):
     """What a consumer is asked to recognise."""
 
     key: KeyFunction | None = None
-    """None: by `hf-id`."""
+    """None for duplicates by `hf-id`."""
     window: int = 10_000
     """For keys: how many offsets back a duplicate may lie."""
     keep_seconds: float = KEEP_SECONDS
 
     @property
     def lookback(self) -> int:
-        """Offsets before the position that a new reader must see."""
+        """Offsets before the committed offset that a new reader must see."""
         return 0 if self.key is None else self.window
 
     def start(self, stored: str, position: int) -> Seen:
-        """For a partition that begins at a position which has this stored beside it."""
+        """For a partition that begins at a committed offset which has this stored beside it."""
         if self.key is None:
             return SeenIds(stored, position, keep_seconds=self.keep_seconds)
         return SeenKeys(self.key, self.window, self.keep_seconds)

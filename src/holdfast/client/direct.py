@@ -122,7 +122,7 @@ _ENOUGH: Final = _Enough()
 class Reports(Waiting):
     """What a sender's thread hears of its messages, and whom it tells."""
 
-    __slots__ = ("delivered", "enough", "failures", "is_ending", "refused")
+    __slots__ = ("delivered", "enough", "failures", "is_ending", "refused", "refused_count")
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +134,8 @@ class Reports(Waiting):
         """Whether reports are of messages that are given up."""
         self.refused: deque[tuple[Delivery, KafkaError]] = deque()
         """What librdkafka did not take, and our thread has yet to settle."""
+        self.refused_count = 0
+        """How many messages failed for good."""
 
     def refuse(self, delivery: Delivery, error: KafkaError) -> None:
         failed = failure(error, delivery.topic, delivery.partition)
@@ -146,6 +148,7 @@ class Reports(Waiting):
                 partition=delivery.partition,
             )
         delivery.set_failed(failed)
+        self.refused_count += 1
         # Who hears of it only now, because the producer ends, could not do anything about it.
         self.failures.add(delivery, although_told=self.is_ending)
 
@@ -317,6 +320,14 @@ class DirectSender:
             unheard = len(self._producer)
         refused = self.reports.failures.seen()
         return LeftBehind(refused.named, refused.total + unheard)
+
+    def numbers(self) -> dict[str, float]:
+        """For `metrics`."""
+        return {
+            "holdfast_producer_delivered_total": self.delivered,
+            "holdfast_producer_refused_total": self.reports.refused_count,
+            "holdfast_producer_under_way": self.left,
+        }
 
     # Sending
 

@@ -2,7 +2,7 @@
 
 One message of a partition at most is being tried again: those behind it wait. How often it failed is kept as long as
 the partition is ours, through transactions that are taken back; a successor begins to count anew. A message that was
-set aside is passed over until its position has moved past it.
+set aside is passed over until its committed offset has moved past it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dead_letters import add_dead_letter
 from holdfast.client.errors import HandlerFailed
 from holdfast.client.messages import DeadLetter, Message, away_from_home
+from holdfast.client.metrics import UNWATCHED, Tally
 from holdfast.client.retries import (
     Again,
     Enough,
@@ -67,7 +68,7 @@ class Failures:
         return bool(aside) and message.offset in aside.get((message.topic, message.partition), ())
 
     def passed(self, key: PartitionKey, position: int) -> None:
-        """Everything before the position is over."""
+        """Everything before the committed offset is over."""
         failing = self._failing.get(key)
         if failing is not None and failing.offset < position:
             del self._failing[key]
@@ -103,8 +104,10 @@ class FailureRouter:
         dialect: Dialect = "holdfast",
         create: bool = False,
         is_wanted: Callable[[], bool] = lambda: True,
+        tally: Tally = UNWATCHED,
     ) -> None:
         self._group = group
+        self.tally = tally
         self._retry = retry if isinstance(retry, RetryTopics) else None
         policy = retry.in_place if isinstance(retry, RetryTopics) else retry
         self._give_up = policy.give_up
@@ -152,13 +155,15 @@ class FailureRouter:
             if isinstance(following, Later):
                 history = next_history(history, self._group, following, attempts, now_ms)
                 tries = (history, replace(history, error=""))
-                return send_smaller(
+                send_smaller(
                     self._topics,
                     following.topic,
                     message,
                     (away_from_home(headers_for(message, told)) for told in tries),
                     source=history.origin.topic,
                 )
+                self.tally.add("holdfast_consumer_retry_topic_messages_total")
+                return
             reason = following.reason
         if self._give_up == "stop" and not isinstance(error, DeadLetter):
             raise HandlerFailed(f"{message.place}: {reason}") from error
@@ -166,7 +171,7 @@ class FailureRouter:
         add_dead_letter(
             self._topics, self._group, topic, message, reason, error, attempts, history, self._dialect
         )
-        return None
+        self.tally.add("holdfast_consumer_dead_letters_total")
 
     def _history(self, message: Message) -> History:
         """What a message has behind it: nothing, unless it comes from one of our retry topics.

@@ -1,8 +1,8 @@
 """What a handler gets, and what it may answer.
 
 A handler that returns has handled its message. To say anything else it returns, or raises, one of the two other
-outcomes: `Retry`, to be asked again later, or `DeadLetter`, to have the message set aside with a reason. An exception
-of any other kind is judged by the consumer's `RetryPolicy`.
+outcomes: `Retry`, to have the message again later, or `DeadLetter`, to have it sent to the dead-letter topic with a
+reason. An exception of any other kind is judged by the consumer's `RetryPolicy`.
 
 What a handler may be, and what it may give back.
 

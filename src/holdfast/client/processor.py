@@ -5,16 +5,16 @@
 
     Processor("localhost:9092", group="doubler", topics=["numbers"]).run(double)
 
-What is produced and the positions of what was consumed become visible together or not at all. The positions go with the
-consumer's membership of its group (KIP-447), so a member that was replaced without knowing it cannot commit: the broker
-refuses its transaction. Readers of the outputs must read committed, which our consumers do by default.
+What is produced and the committed offsets of what was consumed become visible together or not at all. The offsets go
+with the consumer's membership of its group (KIP-447), so a member that was replaced without knowing it cannot commit:
+the broker refuses its transaction. Readers of the outputs must read committed, which our consumers do by default.
 
 The transaction time-out lies below the session time-out: a member that dies in the middle of a transaction holds
 readers back no longer than it takes the group to notice.
 
 Without a `RetryPolicy` an exception of the transform stops the processor. With one, the message is held and its
 partition paused until the next attempt, while the others go on; what is before it is committed. A message that is given
-up on becomes a dead letter in the very transaction that moves the position past it: there is one, or none.
+up on becomes a dead letter in the very transaction that moves the committed offset past it: there is one, or none.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Required, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from holdfast.client.consuming.assignment import Assignment, LostOffsets, Source, is_member, messages, seek
-from holdfast.client.consuming.memory import MEMORY_TOPIC, group_memory
+from holdfast.client.consuming.marks import MARKS_TOPIC, group_marks
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dead_letters import OutputLetters, dead_letters_of
 from holdfast.client.errors import DeliveryFailed, HandlerFailed
@@ -44,6 +44,7 @@ from holdfast.client.messages import (
     described,
     from_raw,
 )
+from holdfast.client.metrics import UNWATCHED, Metrics, watching
 from holdfast.client.process import Runs, ending_in_child, say, stopping_on_signals
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import (
@@ -64,6 +65,7 @@ from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
     from holdfast.client.state import States
+    from holdfast.client.tracing import Tracing
 
 __all__ = ["Output", "Processor", "ProcessorFenced", "Transform"]
 
@@ -76,24 +78,6 @@ REFUSED: Final = TOO_LARGE | {"INVALID_RECORD", "TOPIC_EXCEPTION", "_UNKNOWN_PAR
 
 Outcome: TypeAlias = Iterable[Output] | Retry | DeadLetter | None
 Transform: TypeAlias = Callable[[Message], Outcome]
-
-
-class ProcessorOptions(TypedDict, total=False):
-    """What a `Processor` takes besides the brokers' address, for whoever hands it on."""
-
-    group: Required[str]
-    topics: Required[Sequence[str]]
-    commit_seconds: float
-    commit_messages: int
-    retry: RetryPolicy | None
-    dead_letter_topic: Callable[[str], str]
-    dead_letter_dialect: Dialect
-    create_topics: bool
-    lost_offsets: LostOffsets
-    memory_topic: str | None
-    config: Mapping[str, Any] | None
-    producer_config: Mapping[str, Any] | None
-    unsafe: Collection[str]
 
 
 class Processor(Runs):
@@ -110,10 +94,12 @@ class Processor(Runs):
         dead_letter_dialect: Dialect = "holdfast",
         create_topics: bool = False,
         lost_offsets: LostOffsets = "stop",
-        memory_topic: str | None = MEMORY_TOPIC,
+        marks_topic: str | None = MARKS_TOPIC,
         config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """A transaction ends after `commit_seconds` or `commit_messages`, whichever comes first.
 
@@ -122,6 +108,8 @@ class Processor(Runs):
         `ssl.`, hold for its producer too, which gets `producer_config` besides.
         """
         super().__init__("processor")
+        self._metrics = metrics
+        self._tracing = tracing
         config = dict(config or {})
         if not topics:
             raise UsageError("a processor needs a topic")
@@ -129,7 +117,7 @@ class Processor(Runs):
         self._commit_seconds = commit_seconds
         self._commit_messages = commit_messages
         self._lost_offsets: LostOffsets = lost_offsets
-        self._memory_topic = memory_topic
+        self._marks_topic = marks_topic
         self._retry = retry
         self._bootstrap, self._group = bootstrap, group
         self._dead_letter_topic = dead_letter_topic
@@ -167,9 +155,14 @@ class Processor(Runs):
 
     def _run(self, transform: Transform, participant: States | None) -> None:
         check_handler(transform, iterates=True)
+        if self._tracing is not None:
+            transform = self._tracing.transforming(transform, self._group)
         with self._one_run():
             running = self._running = _Running(self, transform, participant)
-            with stopping_on_signals(self.stop):
+            with (
+                watching(self._metrics, self._group, running.numbers) as running.tally,
+                stopping_on_signals(self.stop),
+            ):
                 running.run()
 
 
@@ -192,17 +185,17 @@ class _Running:
         self._participant = participant
         settings = processor._consumer_settings
         self._consumer = RawConsumer(settings)
-        self._memory = group_memory(processor._memory_topic, processor._group, settings)
+        self._marks = group_marks(processor._marks_topic, processor._group, settings)
         self._assignment = Assignment(
             self._consumer,
             processor._lost_offsets,
-            memory=self._memory,
+            marks=self._marks,
             settings=settings,
             sources=[Source(processor._topics, processor._dead_letter_topic)],
         )
         self._producer = TransactionalProducer(processor._producer_settings, lambda: processor.is_stopping)
         self._next: dict[PartitionKey, int] = {}
-        """Positions that the open transaction will commit."""
+        """Offsets that the open transaction will commit."""
         self._starts: dict[PartitionKey, int] = {}
         """Where each partition of ours stands without the open transaction; negative: at the beginning of its log."""
         self._unstored: set[PartitionKey] = set()
@@ -231,6 +224,15 @@ class _Running:
         self._began = 0.0
         self._error: BaseException | None = None
         self.committed = 0
+        self.tally = UNWATCHED
+
+    def numbers(self) -> dict[str, float]:
+        """For `metrics`."""
+        return {
+            "holdfast_consumer_handled_total": self.committed,
+            "holdfast_consumer_partitions": len(self._starts),
+            "holdfast_consumer_in_flight": (self._taken if self._producer.is_open else 0) + len(self._held),
+        }
 
     def run(self) -> None:
         try:
@@ -250,8 +252,8 @@ class _Running:
                 self._consumer.close()
                 self._assignment.close()
                 self._letters.close()
-                if self._memory is not None:
-                    self._memory.close()
+                if self._marks is not None:
+                    self._marks.close()
         if self._error is not None:
             raise self._error
 
@@ -348,6 +350,7 @@ class _Running:
         verdict = failures.judge(message, error, time.monotonic(), began)
         if isinstance(verdict, Again):
             say(f"{message.place} is tried again in {verdict.seconds:.1f} s: {described(error)}")
+            self.tally.add("holdfast_consumer_retries_total")
             self._hold(message, time.monotonic() + verdict.seconds)
             return
         if failures.policy.give_up == "stop" and not isinstance(error, DeadLetter):
@@ -357,6 +360,7 @@ class _Running:
             self._hold(message, time.monotonic())
             return
         say(f"{message.place} is set aside: {verdict.reason}")
+        self.tally.add("holdfast_consumer_dead_letters_total")
         self._take(message, lambda: self._produce_letter(message, letters))
 
     def _produce_letter(self, message: Message, letters: Iterable[Output]) -> None:
@@ -372,8 +376,8 @@ class _Running:
             else:
                 return
         raise TooLargeToSetAside(
-            f"{message.place} does not fit its dead-letter topic: {refused}. Its position was not moved; give the "
-            "producer a larger message.max.bytes"
+            f"{message.place} does not fit its dead-letter topic: {refused}. Its committed offset was not moved; give "
+            "the producer a larger message.max.bytes"
         ) from refused
 
     def _refused(self, refused: DeliveryFailed, culprit: Origin | None = None) -> None:
@@ -441,6 +445,7 @@ class _Running:
             self._refused(refused)
             return
         self.committed += self._taken
+        self.tally.add("holdfast_consumer_commits_total")
         self._most = min(self._most * 2, self._processor._commit_messages)
         self._letters.committed()
         self._starts.update(self._next)
@@ -480,13 +485,14 @@ class _Running:
         return TopicPartition(*key, offset, metadata=note) if note else TopicPartition(*key, offset)
 
     def _remember(self, positions: Mapping[PartitionKey, int]) -> None:
-        """That this group has positions."""
-        if self._memory is not None:
-            self._memory.remember(key for key, position in positions.items() if position >= 0)
+        """That this group has committed offsets."""
+        if self._marks is not None:
+            self._marks.remember(key for key, position in positions.items() if position >= 0)
 
     def _go_back(self, taken_back: TakenBack) -> None:
         """Process again what was taken back, from where the group stands."""
         say(f"a transaction was taken back and its messages are processed again: {taken_back}")
+        self.tally.add("holdfast_consumer_commit_failures_total")
         wanted, self._next = self._next, {}
         if self._participant is not None:
             self._participant.taken_back()
@@ -538,10 +544,10 @@ class _Running:
     def _assigned(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         try:
             taken = self._assignment.take_over(partitions)
-            starts = {key: start.position for key, start in taken.items()}
+            starts = {key: start.offset for key, start in taken.items()}
             self._starts.update(starts)
             self._unstored.update(
-                key for key, start in taken.items() if start.position >= 0 and not start.is_stored
+                key for key, start in taken.items() if start.offset >= 0 and not start.is_stored
             )
             self._remember({key: position for key, position in starts.items() if key not in self._unstored})
             if self._participant is not None:

@@ -32,6 +32,7 @@ from holdfast.client.errors import (
     UndeliveredMessages,
 )
 from holdfast.client.messages import forwarded
+from holdfast.client.metrics import Metrics, watched
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.process import say
 from holdfast.client.serializers import Serializer, as_bytes
@@ -42,6 +43,7 @@ from holdfast.errors import UsageError
 if TYPE_CHECKING:
     from holdfast.client.direct import DirectSender
     from holdfast.client.spool.sender import SpooledSender
+    from holdfast.client.tracing import Tracing
 
 Guarantee: TypeAlias = Literal["at-least-once", "exactly-once"]
 GUARANTEES: Final = ("at-least-once", "exactly-once")
@@ -66,6 +68,8 @@ class ProducerOptions(TypedDict, total=False):
     unsafe: Collection[str]
     send_timeout: float
     spool_max_bytes: int
+    metrics: Metrics | None
+    tracing: Tracing | None
 
 
 class FlushReport:
@@ -138,6 +142,8 @@ class Producer(EndsWithItsBlock):
         unsafe: Collection[str] = (),
         send_timeout: float = SEND_TIMEOUT_SECONDS,
         spool_max_bytes: int = SPOOL_MAX_BYTES,
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`config` takes librdkafka's dotted names, and `partitioner` librdkafka's names of partitioners.
 
@@ -171,6 +177,9 @@ class Producer(EndsWithItsBlock):
             else _spooled_sender(bootstrap, str(spool), delivery, given, unsafe, spool_max_bytes)
         )
         self._hand_over: Callable[..., Delivery] = self._sender.send
+        if tracing is not None:
+            self._hand_over = tracing.sending(self._hand_over)
+        self._tally = watched(metrics, str(given.get("client.id", "producer")), self._sender.numbers)
         exit_guard.watch(self)
 
     # Sending
@@ -254,6 +263,7 @@ class Producer(EndsWithItsBlock):
     def set_closed(self) -> None:
         """Somebody hears of what it left behind."""
         self.is_closed = True
+        self._tally.end()
         exit_guard.unwatch(self)
 
     def end(self, timeout: float | None) -> LeftBehind:

@@ -181,7 +181,7 @@ class Later(NamedTuple):
     reason: str
 
 
-class Place(NamedTuple):
+class RetryStep(NamedTuple):
     """What a retry topic is for."""
 
     source: str
@@ -203,8 +203,8 @@ class RetryTopics:
     gives what is due to the same handler; `message.origin` tells where it was first.
 
     Rules:
-    - The position behind a failed message moves when the broker has acknowledged its copy in the retry topic. A crash
-      in between repeats an attempt and loses none.
+    - The committed offset behind a failed message moves when the broker has acknowledged its copy in the retry topic. A
+      crash in between repeats an attempt and loses none.
     - Waiting costs no thread and no membership. All messages of a retry topic wait equally long, so the first of a
       partition is due first: while it is not, the partition is paused. When it is due is written in its headers, so
       that a restart changes nothing.
@@ -232,14 +232,14 @@ class RetryTopics:
         if any(delay < 0 for delay in self.delays):
             raise UsageError(f"delays={list(self.delays)}: a delay cannot be negative")
 
-    def places(self, topics: Iterable[str]) -> dict[str, Place]:
+    def places(self, topics: Iterable[str]) -> dict[str, RetryStep]:
         """The retry topics of `topics`, and what each is for."""
-        places: dict[str, Place] = {}
+        places: dict[str, RetryStep] = {}
         for topic in topics:
             if topic.startswith("^"):
                 raise UsageError(f"{topic!r} is a pattern: retry topics need topics by their names")
             for step in range(len(self.delays)):
-                places[self.name(topic, step)] = Place(topic, step)
+                places[self.name(topic, step)] = RetryStep(topic, step)
         return places
 
     def follow(self, history: History, error: BaseException, attempts: int, now_ms: int) -> Later | Enough:
@@ -280,7 +280,7 @@ def headers_for(message: Message, history: History) -> tuple[tuple[str, bytes | 
 class HeldBack:
     """Messages that are not due yet, by partition, in their order. Time is an argument, in milliseconds.
 
-    A held message is not begun: it is not under way, and its position does not pass it.
+    A held message is not begun: it is not under way, and its committed offset does not pass it.
     """
 
     def __init__(self, delays_ms: dict[str, int], group: str) -> None:

@@ -110,19 +110,19 @@ CONSUMER_DANGERS: Final = (
         "enable.auto.commit",
         _is_true,
         "HF301",
-        "positions are committed by time, before the work is done",
+        "offsets are committed by time, before the work is done",
     ),
     Danger(
         "enable.auto.offset.store",
         _is_true,
         "HF301",
-        "a position counts as done when a message is handed out, not when it was worked on",
+        "a message counts as done when it is handed out, not when it was worked on",
     ),
     Danger(
         "auto.offset.reset",
         lambda value: str(value).strip().lower() in ("latest", "largest", "end"),
         "HF305",
-        "a group without a valid position, and new partitions (HF304), skip what is already there",
+        "a group without a valid committed offset, and new partitions (HF304), skip what is already there",
     ),
     Danger(
         "isolation.level",
@@ -189,7 +189,7 @@ def spool_bound(value: Any) -> int:
 def consumer_settings(
     bootstrap: str, group: str | None, config: Mapping[str, Any], unsafe: Collection[str] = ()
 ) -> Settings:
-    """What a consumer is made with. It commits nothing by itself and stops where its position has vanished."""
+    """What a consumer is made with. It commits nothing by itself and stops where its committed offset has vanished."""
     defaults: Settings = {
         "bootstrap.servers": bootstrap,
         "enable.auto.commit": False,

@@ -80,8 +80,8 @@ def send_smaller(
     size = len(message.key or b"") + len(message.value or b"")
     raise TooLargeToSetAside(
         f"{message.place}: key and value have {size} bytes, and '{topic}' does not take them "
-        f"({refused.reason if refused else 'no headers were tried'}). Its position was not moved. Let larger messages "
-        f"in: holdfast configs alter --topic {topic} --add-config max.message.bytes={size + HEADERS_BYTES}"
+        f"({refused.reason if refused else 'no headers were tried'}). Its committed offset was not moved. Let larger "
+        f"messages in: holdfast configs alter --topic {topic} --add-config max.message.bytes={size + HEADERS_BYTES}"
     ) from refused
 
 
@@ -157,7 +157,7 @@ class SideTopics:
     def partitions(self, topic: str, source: str, is_wanted: Callable[[], bool] = lambda: True) -> int:
         """How many partitions a topic has; it is created like `source` if it must and may be.
 
-        A broker that does not answer is asked again, until the answer is not wanted any more: then there are none.
+        Retries while no broker answers and the answer is wanted; 0 when it is not wanted any more.
         """
         known = self._counts.get(topic)
         if known is not None:

@@ -1,4 +1,4 @@
-"""Handlers that remember: state that is exactly as old as the position.
+"""Handlers that remember: state that is exactly as old as the committed offset.
 
     def average(message: Message, state: State) -> list[Output]:
         total, count = json.loads(state.get(message.key) or b"[0, 0]")
@@ -11,9 +11,9 @@
     ).run(average)
 
 What a handler changes goes into a changelog, a compacted topic, in the transaction that holds its outputs and the
-positions of its messages (see `processor`): after a crash, state, outputs and positions are all before it, or all after
-it. Each partition has its own state, and a message sees that of its partition alone: what is counted under one key must
-have that key as the message key.
+committed offsets of its messages (see `processor`): after a crash, state, outputs and committed offsets are all before
+it, or all after it. Each partition has its own state, and a message sees that of its partition alone: what is counted
+under one key must have that key as the message key.
 
 On disk, in `directory`, is a cache of the changelog, which saves reading all of it at every start (see `changelog`).
 It is never needed: without it, or with an old one, the changelog is read before the first message.
@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Final, TypeAlias, Unpack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Required, TypeAlias, TypedDict, Unpack
 
 from confluent_kafka import KafkaException
 
@@ -34,14 +34,21 @@ from holdfast.client.changelog import (
     Changelogs,
     Extent,
     Restoration,
+    RestoreTarget,
     StateCache,
     StateLost,
-    Target,
 )
+from holdfast.client.consuming.assignment import LostOffsets
+from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.messages import Message, check_handler
+from holdfast.client.metrics import Metrics
 from holdfast.client.process import say
-from holdfast.client.processor import Outcome, Output, Processor, ProcessorOptions, made
+from holdfast.client.processor import Outcome, Output, Processor, made
+from holdfast.client.retries import RetryPolicy
 from holdfast.client.spool.format import PartitionKey
+
+if TYPE_CHECKING:
+    from holdfast.client.tracing import Tracing
 
 STEP_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = 1.0
@@ -118,6 +125,26 @@ class State(MutableMapping[bytes, bytes]):
 StatefulTransform: TypeAlias = Callable[[Message, State], Outcome]
 
 
+class ProcessorOptions(TypedDict, total=False):
+    """What a `Processor` takes besides the brokers' address, for whoever hands it on."""
+
+    group: Required[str]
+    topics: Required[Sequence[str]]
+    commit_seconds: float
+    commit_messages: int
+    retry: RetryPolicy | None
+    dead_letter_topic: Callable[[str], str]
+    dead_letter_dialect: Dialect
+    create_topics: bool
+    lost_offsets: LostOffsets
+    marks_topic: str | None
+    config: Mapping[str, Any] | None
+    producer_config: Mapping[str, Any] | None
+    unsafe: Collection[str]
+    metrics: Metrics | None
+    tracing: Tracing | None
+
+
 class StatefulProcessor(Processor):
     def __init__(self, bootstrap: str, *, directory: str, **options: Unpack[ProcessorOptions]) -> None:
         """As `Processor`, whose arguments it takes; the changelog of a topic is `<group>-<topic>-changelog`, made when
@@ -169,7 +196,7 @@ class States:
         self._failing: set[PartitionKey] = set()
         """Of those given, whose changelog or cache could not be had at the last attempt."""
         self._noted: dict[PartitionKey, Extent | None] = {}
-        """What stood beside the position that each partition of ours began at."""
+        """What stood beside the committed offset that each partition of ours began at."""
         self._extents: dict[PartitionKey, Extent] = {}
         """What each partition's changelog is known to hold."""
 
@@ -187,12 +214,12 @@ class States:
         self._given.update(keys)
 
     def noted(self, key: PartitionKey, note: str) -> None:
-        """What it gave to be stored beside the position that a partition begins at; nothing is stored beside a first
-        one."""
+        """What it gave to be stored beside the committed offset that a partition begins at; nothing is stored beside a
+        first one."""
         self._noted[key] = Extent.decode(note)
 
     def note(self, key: PartitionKey) -> str:
-        """What to store beside a position."""
+        """The metadata to commit with an offset."""
         extent, noted = self._extents.get(key), self._noted.get(key)
         if extent is None:
             return "" if noted is None else noted.encode()
@@ -238,7 +265,7 @@ class States:
         if cache.position < extent.first:
             cache.throw_away()
         self._extents[key] = extent
-        self._restoration.add(changelog, partition, Target(cache, extent.first, extent.end))
+        self._restoration.add(changelog, partition, RestoreTarget(cache, extent.first, extent.end))
         self._restoring[changelog, partition] = key
         self._given.discard(key)
 
@@ -248,7 +275,7 @@ class States:
             raise StateLost(
                 f"the state of {key[0]}-{key[1]} in group '{self._group}' is lost, at least in part: its changelog "
                 f"'{self.changelog(key[0])}' {what}. Bring the changelog back, or decide to go on without: delete "
-                f"{self._directory}, and set the group's positions anew with `holdfast groups reset-offsets`, "
+                f"{self._directory}, and set the group's committed offsets anew with `holdfast groups reset-offsets`, "
                 "--to-earliest to compute the state again, --to-current to go on with what is left"
             )
 

@@ -1,8 +1,8 @@
 """Which topic a name means: its id, that no other topic ever had.
 
-A topic that is deleted and made anew has the same name and begins at position 0 again: positions of the old one mean
-nothing in it. Looked at after messages were read and before they are stored, an unchanged id proves that they are of
-the topic that the positions are of.
+A topic that is deleted and recreated has the same name and begins at offset 0 again: committed offsets of the old one
+mean nothing in it. Looked at after messages were read and before they are stored, an unchanged id proves that they are
+of the topic that the committed offsets are of.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NONE: Final = str(uuid.UUID(int=0))
 
 
 class TopicRecreated(ClientError):
-    """A topic was deleted and recreated, so the stored positions are those of another topic."""
+    """A topic was deleted and recreated, so the committed offsets are those of another topic."""
 
 
 class TopicIds:

@@ -136,7 +136,7 @@ class TransactionalProducer:
                 return
 
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: bytes) -> None:
-        """Commit what was produced and these positions together; raises `TakenBack` if that cannot be."""
+        """Commit what was produced and these offsets together; raises `TakenBack` if that cannot be."""
         try:
             if offsets:
                 self._until_done(

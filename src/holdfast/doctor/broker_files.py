@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.doctor.client_settings import Setting, WrittenSettings, shown, spelled
 from holdfast.doctor.combinations import TopicFacts
-from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
+from holdfast.doctor.findings import Finding, Fix, Location, Severity, finding
 from holdfast.doctor.properties_files import Documents
 from holdfast.doctor.spark_options import is_temporary
 
@@ -41,7 +41,7 @@ BROKER_NAMES: Final = frozenset(
 
 @dataclass(frozen=True)
 class BrokerSettings(WrittenSettings):
-    place: Place
+    place: Location
     settings: Mapping[str, Setting]
     is_topic: bool = False
     """Settings of one topic; else of a broker."""
@@ -81,16 +81,16 @@ class BrokerSettings(WrittenSettings):
 
 def plain_broker(path: str, documents: Documents) -> BrokerSettings:
     settings = {
-        (name := ".".join(entry.path)): Setting(name, entry.value, Place(path, entry.line))
+        (name := ".".join(entry.path)): Setting(name, entry.value, Location(path, entry.line))
         for document in documents
         for entry in document
     }
     if not TOPIC_NAMES & settings.keys():
-        return BrokerSettings(Place(path), settings)
+        return BrokerSettings(Location(path), settings)
     named = settings.get("topic") or settings.get("name")
     name = str(named.value) if named else "the topic"
     command = f"holdfast configs alter --topic {name} --add-config {{}}={{}}"
-    return BrokerSettings(Place(path), settings, is_topic=True, name=name, spelling=command)
+    return BrokerSettings(Location(path), settings, is_topic=True, name=name, spelling=command)
 
 
 def facts(file: BrokerSettings) -> TopicFacts:

@@ -26,7 +26,7 @@ from holdfast.doctor.client_defaults import (
     known_names,
     own_name,
 )
-from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
+from holdfast.doctor.findings import Finding, Fix, Location, Severity, finding
 
 
 class _Unknown:
@@ -48,7 +48,7 @@ class Setting:
     name: str
     """In the client's own spelling."""
     value: Any
-    place: Place
+    place: Location
     written: str = ""
     """As it stands in the file, where something stands around it: `producer.acks`, `CONNECT_PRODUCER_ACKS`."""
 
@@ -76,12 +76,12 @@ Style = Literal["properties", "yaml", "json", "python", "spring"]
 class WrittenSettings(ABC):
     """Settings of a client or a broker that stand somewhere: rules judge one at a time."""
 
-    place: Place
+    place: Location
     """The file, the container, the resource or the line of the code, as a whole."""
     settings: Mapping[str, Setting]
     """By Kafka's names."""
 
-    def place_of(self, *names: str) -> Place:
+    def place_of(self, *names: str) -> Location:
         """Where the first of these that was written stands, or the whole."""
         return next((self.settings[name].place for name in names if name in self.settings), self.place)
 
@@ -123,7 +123,7 @@ class WrittenSettings(ABC):
 class ClientSettings(WrittenSettings):
     role: Role
     client: Client
-    place: Place
+    place: Location
     settings: Mapping[str, Setting] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What a framework sets where nothing is said, over the client's own."""
@@ -202,7 +202,7 @@ def shown(value: Any) -> str:
 
 def read_value(name: str, value: Any) -> Any:
     """A written value as the rules compare it; UNKNOWN when it is no value of this setting."""
-    if not Setting(name, value, Place()).is_known:
+    if not Setting(name, value, Location()).is_known:
         return UNKNOWN
     kind = KINDS.get(name, "text")
     text = shown(value).strip()
@@ -242,7 +242,7 @@ _EXPECTED: Final = {
 def make_settings(
     role: Role,
     client: Client,
-    place: Place,
+    place: Location,
     written: Iterator[Setting] | list[Setting],
     *,
     style: Style = "properties",

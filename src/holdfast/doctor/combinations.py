@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.doctor.client_defaults import Client
 from holdfast.doctor.client_settings import ClientSettings
-from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
+from holdfast.doctor.findings import Finding, Fix, Location, Severity, finding
 
 BROKER_MESSAGE_BYTES_MAX: Final = 1_048_588
 """message.max.bytes of a broker that was told nothing."""
@@ -34,7 +34,7 @@ class TopicFacts:
     """What is known about a topic, from a file or from the cluster."""
 
     name: str
-    place: Place
+    place: Location
     replication_factor: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     """Kafka's names of topic settings, as far as they are known."""

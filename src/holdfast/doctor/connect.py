@@ -16,7 +16,7 @@ from typing import Any, Final
 from holdfast.doctor.client_defaults import INFINITE, Client, Role
 from holdfast.doctor.client_settings import Setting, make_settings, shown, spelled
 from holdfast.doctor.examined import FilesExamined
-from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
+from holdfast.doctor.findings import Finding, Fix, Location, Severity, finding
 
 Settings = Mapping[str, Setting]
 """By the names of the program, such as `producer.acks`."""
@@ -58,7 +58,7 @@ def _skips(values: str, instead: str) -> Bad:
 
 
 TABLE: Final[Mapping[str, Bad]] = {
-    "offset.storage.replication.factor": _replicas("HF211", "the positions of source connectors"),
+    "offset.storage.replication.factor": _replicas("HF211", "the offsets of source connectors"),
     "config.storage.replication.factor": _replicas("HF211", "the settings of every connector"),
     "status.storage.replication.factor": _replicas("HF211", "the status of connectors", Severity.NOTE),
     "errors.deadletterqueue.topic.replication.factor": _replicas("HF201", "records that failed"),
@@ -69,7 +69,7 @@ TABLE: Final[Mapping[str, Bad]] = {
     "offset.storage.file.filename": Bad(
         r"(/var)?/tmp/.*",
         "HF211",
-        "the positions of source connectors are in temporary storage",
+        "the offsets of source connectors are in temporary storage",
         "/var/lib/kafka-connect/offsets",
         loses="where each source connector was: it starts anew, and repeats or skips",
     ),
@@ -111,7 +111,7 @@ def program_of(settings: Settings) -> tuple[str, str] | None:
 
 
 def examine_program(
-    settings: Settings, place: Place, result: FilesExamined, spelling: str, what: str, frame: str = "{}."
+    settings: Settings, place: Location, result: FilesExamined, spelling: str, what: str, frame: str = "{}."
 ) -> None:
     """A worker, a connector or a program like them; `frame` is what stands before settings of its clients."""
     result.examination.examined.append(f"{place} as {what}")

@@ -26,9 +26,9 @@ from holdfast.doctor.client_defaults import KINDS
 from holdfast.doctor.client_settings import UNKNOWN, Setting
 from holdfast.doctor.connect import examine_program
 from holdfast.doctor.examined import FilesExamined
-from holdfast.doctor.findings import Finding, Fix, Place, finding
+from holdfast.doctor.findings import Finding, Fix, Location, finding
 from holdfast.doctor.properties_files import (
-    Entry,
+    PropertyEntry,
     Tree,
     UnreadableFile,
     branch,
@@ -81,7 +81,7 @@ CLIENT_ENDINGS: Final = re.compile(
 class Container:
     name: str
     image: str
-    place: Place
+    place: Location
     environment: list[Setting] = field(default_factory=list)
     """Variables: the name, its value and where it stands."""
     kept: list[str] = field(default_factory=list)
@@ -168,7 +168,7 @@ def is_compose(document: Tree) -> bool:
 
 def compose_containers(path: str, document: Tree) -> Iterator[Container]:
     for name, service in branches(document, "services"):
-        place = Place(path, first_line(service), f"service {name}")
+        place = Location(path, first_line(service), f"service {name}")
         container = Container(f"service {name}", text(service, "image"), place)
         container.runs_something_else = "command" in service or "entrypoint" in service
         for file, required in _env_files(service):
@@ -184,7 +184,7 @@ def compose_containers(path: str, document: Tree) -> Iterator[Container]:
 def _environment(path: str, service: Tree) -> Iterator[Setting]:
     for item, line in texts(service, "environment"):
         name, equals, value = item.partition("=")
-        yield Setting(name.strip(), value if equals else UNKNOWN, Place(path, line))
+        yield Setting(name.strip(), value if equals else UNKNOWN, Location(path, line))
     for name, setting in settings_of(branch(service, "environment"), path).items():
         yield Setting(name, UNKNOWN if setting.value is None else setting.value, setting.place)
 
@@ -206,7 +206,7 @@ def _read_env_file(path: str, container: Container, required: bool) -> None:
         name, equals, value = line.strip().removeprefix("export ").partition("=")
         if equals and not name.startswith("#"):
             container.environment.append(
-                Setting(name.strip(), value.strip().strip("\"'"), Place(path, number))
+                Setting(name.strip(), value.strip().strip("\"'"), Location(path, number))
             )
 
 
@@ -249,7 +249,7 @@ def examine_resources(path: str, documents: Sequence[Tree], result: FilesExamine
 
 def _examine_resource(path: str, resource: Tree, maps: Maps, result: FilesExamined) -> int:
     kind, version = text(resource, "kind"), text(resource, "apiVersion")
-    place = Place(path, first_line(resource), f"{kind} {text(resource, 'metadata', 'name')}".strip())
+    place = Location(path, first_line(resource), f"{kind} {text(resource, 'metadata', 'name')}".strip())
     if version.startswith(STRIMZI):
         return _strimzi(place, kind, resource, result)
     if kind == "ConfigMap":
@@ -260,13 +260,13 @@ def _examine_resource(path: str, resource: Tree, maps: Maps, result: FilesExamin
     return examine_containers(_containers(path, place.resource, resource, maps), result)
 
 
-def _files_within(place: Place, resource: Tree, result: FilesExamined) -> int:
+def _files_within(place: Location, resource: Tree, result: FilesExamined) -> int:
     from holdfast.doctor.files import examine_text
 
     return sum(
         examine_text(place.file, name, each.value, each.line, result)
         for name, each in branch(resource, "data").items()
-        if isinstance(each, Entry) and isinstance(each.value, str) and "\n" in each.value
+        if isinstance(each, PropertyEntry) and isinstance(each.value, str) and "\n" in each.value
     )
 
 
@@ -292,7 +292,7 @@ def _containers(
 
 
 def _container(path: str, owner: str, tree: Tree, maps: Maps, gone: set[str]) -> Container:
-    place = Place(path, first_line(tree), owner)
+    place = Location(path, first_line(tree), owner)
     container = Container(f"{owner}, container {text(tree, 'name')}", text(tree, "image"), place)
     container.runs_something_else = "command" in tree or "args" in tree
     for _, source in branches(tree, "envFrom"):
@@ -306,7 +306,7 @@ def _container(path: str, owner: str, tree: Tree, maps: Maps, gone: set[str]) ->
         reference = branch(each, "valueFrom", "configMapKeyRef")
         known = maps.get(text(reference, "name"), {}).get(text(reference, "key"))
         value = entry.value if entry is not None else known.value if known is not None else UNKNOWN
-        container.environment.append(Setting(text(each, "name"), value, Place(path, first_line(each))))
+        container.environment.append(Setting(text(each, "name"), value, Location(path, first_line(each))))
     for _, mount in branches(tree, "volumeMounts"):
         if text(mount, "name") not in gone:
             container.kept.append(text(mount, "mountPath"))
@@ -316,7 +316,7 @@ def _container(path: str, owner: str, tree: Tree, maps: Maps, gone: set[str]) ->
 # Strimzi
 
 
-def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> int:
+def _strimzi(place: Location, kind: str, resource: Tree, result: FilesExamined) -> int:
     spec = branch(resource, "spec")
     spelling = "{}: {}"
     match kind:
@@ -330,7 +330,7 @@ def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> 
         case "KafkaTopic":
             settings = settings_of(branch(spec, "config"), place.file)
             if (replicas := leaf(spec, "replicas")) is not None:
-                at = Place(place.file, replicas.line)
+                at = Location(place.file, replicas.line)
                 settings["replication.factor"] = Setting("replication.factor", replicas.value, at, "replicas")
             name = text(spec, "topicName") or text(resource, "metadata", "name")
             result.broker(BrokerSettings(place, settings, is_topic=True, name=name, spelling=spelling))
@@ -345,7 +345,7 @@ def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> 
         case "KafkaConnector":
             settings = settings_of(branch(spec, "config"), place.file)
             if (named := leaf(spec, "class")) is not None:
-                settings["connector.class"] = Setting("class", named.value, Place(place.file, named.line))
+                settings["connector.class"] = Setting("class", named.value, Location(place.file, named.line))
             examine_program(settings, place, result, spelling, "a connector", "{}.override.")
         case _ if kind in WITHOUT_SETTINGS:
             return 0
@@ -360,13 +360,13 @@ def _configs(tree: Tree) -> Iterator[Tree]:
         yield from [below] if name == "config" else _configs(below)
 
 
-def _nodes(place: Place, spec: Tree) -> Iterator[Finding]:
+def _nodes(place: Location, spec: Tree) -> Iterator[Finding]:
     """How many brokers there are, and whether their disks stay."""
     replicas, roles = leaf(spec, "replicas"), leaf(spec, "roles")
     if replicas is not None and replicas.value in (1, 2) and (roles is None or "broker" in roles.value):
         yield finding(
             "HF201",
-            Place(place.file, replicas.line, place.resource),
+            Location(place.file, replicas.line, place.resource),
             f"replicas: {replicas.value}: no topic can have more copies than there are brokers",
             fix=Fix("replicas: 3", "settings"),
         )
@@ -374,7 +374,7 @@ def _nodes(place: Place, spec: Tree) -> Iterator[Finding]:
         if (kind := leaf(each, "type")) is not None and kind.value == "ephemeral":
             yield finding(
                 "HF212",
-                Place(place.file, kind.line, place.resource),
+                Location(place.file, kind.line, place.resource),
                 "storage of type ephemeral: a pod that is replaced begins with an empty disk",
                 fix=Fix("type: persistent-claim, with a size", "settings"),
             )

@@ -12,7 +12,7 @@ from holdfast.doctor.broker_files import JUDGED, BrokerSettings, check_broker, f
 from holdfast.doctor.client_defaults import KINDS
 from holdfast.doctor.client_settings import ClientSettings, Setting
 from holdfast.doctor.combinations import TopicFacts
-from holdfast.doctor.findings import Examination, Place
+from holdfast.doctor.findings import Examination, Location
 from holdfast.doctor.rules import check_settings
 
 
@@ -42,7 +42,7 @@ class FilesExamined:
         self.unknown(setting for name, setting in broker.settings.items() if name in JUDGED)
         self.topics.append(facts(broker))
 
-    def unsupported(self, where: Place | str, why: str) -> None:
+    def unsupported(self, where: Location | str, why: str) -> None:
         """Something that the doctor does not know how to examine."""
         self.examination.missed(str(where), why, "unsupported")
 

@@ -28,7 +28,7 @@ from holdfast.doctor.containers import (
     is_resource,
 )
 from holdfast.doctor.examined import FilesExamined
-from holdfast.doctor.findings import Examination, Finding, Place
+from holdfast.doctor.findings import Examination, Finding, Location
 from holdfast.doctor.pipelines import examine_pipeline, is_pipeline
 from holdfast.doctor.properties_files import (
     Documents,
@@ -196,7 +196,7 @@ def _examine(file: File, result: FilesExamined) -> str:
     if is_compose(trees[0]):
         return "" if examine_containers(compose_containers(file.path, trees[0]), result) else NO_KAFKA
     if (program := program_of(settings)) is not None:
-        examine_program(settings, Place(file.path), result, file.spelling, *program)
+        examine_program(settings, Location(file.path), result, file.spelling, *program)
     elif is_spring(file.documents):
         examine_spring(file.path, file.documents, file.asked_as, result)
     elif is_pipeline(file.documents[0]):

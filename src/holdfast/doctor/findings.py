@@ -38,7 +38,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class Location:
     """Where something was found: a line of a file, or a thing of the cluster such as `topic orders`."""
 
     file: str = ""
@@ -86,7 +86,7 @@ class Fix:
 class Finding:
     id: str
     severity: Severity
-    place: Place
+    place: Location
     found: str
     loses: str
     fix: Fix | None = None
@@ -116,7 +116,7 @@ class Finding:
 
 def finding(
     risk_id: str,
-    place: Place,
+    place: Location,
     found: str,
     *,
     fix: Fix | None = None,

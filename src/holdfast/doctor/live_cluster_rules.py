@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from holdfast.doctor.findings import ConfigChange, Finding, Fix, Place, Severity, finding
+from holdfast.doctor.findings import ConfigChange, Finding, Fix, Location, Severity, finding
 from holdfast.doctor.live_snapshot import (
     BrokerFacts,
     GroupFacts,
@@ -23,7 +23,7 @@ from holdfast.doctor.live_snapshot import (
     quoted,
 )
 
-CLUSTER: Final = Place(resource="cluster")
+CLUSTER: Final = Location(resource="cluster")
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 REPLICAS_WANTED: Final = 3
 DAY_MS: Final = 86_400_000
@@ -80,10 +80,10 @@ def _brokers_where(snapshot: Snapshot, test: Callable[[BrokerFacts], bool]) -> l
     return [each for _, each in sorted(snapshot.brokers.items()) if each.settings is not None and test(each)]
 
 
-def _place_of(brokers: Sequence[BrokerFacts], snapshot: Snapshot) -> Place:
+def _place_of(brokers: Sequence[BrokerFacts], snapshot: Snapshot) -> Location:
     if len(brokers) == len(snapshot.brokers):
-        return Place(resource="brokers")
-    return Place(resource=f"broker {shown([each.broker_id for each in brokers])}")
+        return Location(resource="brokers")
+    return Location(resource=f"broker {shown([each.broker_id for each in brokers])}")
 
 
 # ---------------------------------------------------------------------- the cluster and its brokers
@@ -138,7 +138,7 @@ def _broker_defaults(snapshot: Snapshot) -> Iterator[Finding]:
         yield finding(
             "HF211",
             _place_of(expiring, snapshot),
-            f"offsets.retention.minutes={minutes}: positions of a group that pauses longer are removed",
+            f"offsets.retention.minutes={minutes}: committed offsets of a group that pauses longer are removed",
             fix=Fix(f"offsets.retention.minutes={WEEK_MINUTES}", "settings"),
             related=("HF305",),
         )
@@ -289,7 +289,7 @@ def _replicas(topic: LiveTopic, snapshot: Snapshot, size: int) -> Iterator[Findi
             "HF211" if is_offsets else "HF201",
             topic.spot,
             f"replication factor {factor}"
-            + (": every group's positions are stored so" if is_offsets else ""),
+            + (": every group's committed offsets are stored so" if is_offsets else ""),
             severity=Severity.ERROR if factor == 1 else Severity.WARNING,
             fix=Fix(
                 f"reassign the partitions of {topic.name} to {wanted} replicas each (kafka-reassign-partitions)"
@@ -443,10 +443,10 @@ def _sizes(topic: LiveTopic, snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def readers_of(groups: Mapping[str, GroupFacts]) -> dict[str, list[str]]:
-    """The groups with positions in a topic, by topic."""
+    """The groups with committed offsets in a topic, by topic."""
     readers: defaultdict[str, list[str]] = defaultdict(list)
     for name, group in sorted(groups.items()):
-        for topic in dict.fromkeys(topic for topic, _ in group.positions):
+        for topic in dict.fromkeys(topic for topic, _ in group.committed_offsets):
             readers[topic].append(name)
     return readers
 

@@ -3,11 +3,11 @@
 The rules kept here:
 
 - One question about many things: every topic's metadata at once, settings of hundreds of topics, offsets of thousands
-  of partitions, positions of a hundred groups. The number of requests grows with the brokers, hardly with the
+  of partitions, committed offsets of a hundred groups. The number of requests grows with the brokers, hardly with the
   partitions. A group's and a transaction's coordinator is the broker that lists it, so nobody is asked who that is.
 - A refusal or a broker that is gone is a gap, told once for each kind of thing with its names; the rest goes on.
-- How old a position is, is found out by asking for the offset of a time: once for every partition with a group
-  behind. Only positions in the older half of what retention keeps are dated closer, by halving.
+- How old a committed offset is, is found out by asking for the offset of a time: once for every partition with a group
+  behind. Only committed offsets in the older half of what retention keeps are dated closer, by halving.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ GROUPS_PER_REQUEST: Final = 100
 """Answers of some hundred kilobytes: a broker is not held up for long by any of them."""
 PRODUCERS_PER_REQUEST: Final = 500
 HALVINGS: Final = 7
-"""A position in danger is dated to within a 256th of its retention."""
+"""A committed offset in danger is dated to within a 256th of its retention."""
 LAYERS_MAX: Final = 8
-"""How many positions of one partition are dated by themselves; the rest count as old as the next one below."""
+"""How many committed offsets of one partition are dated by themselves; the rest count as old as the next one below."""
 NAMES_MAX: Final = 5
 """How many things a gap names."""
-WITHOUT_POSITIONS: Final = frozenset({"share"})
-"""Groups that keep no position of their own to be passed by anything."""
+WITHOUT_COMMITTED_OFFSETS: Final = frozenset({"share"})
+"""Groups that keep no committed offset of their own to be passed by anything."""
 COORDINATED: Final[Mapping[str, str]] = {
     "__consumer_offsets": "groups",
     "__transaction_state": "transactions",
@@ -282,15 +282,15 @@ class _Collector:
                 each
                 for each in listed.groups
                 if (not wanted or each.group_id in wanted)
-                and getattr(each, "group_type", "").lower() not in WITHOUT_POSITIONS
+                and getattr(each, "group_type", "").lower() not in WITHOUT_COMMITTED_OFFSETS
             ]
             for some in chunks(own, GROUPS_PER_REQUEST):
-                self._positions(broker_id, some)
+                self._committed_offsets(broker_id, some)
         for name in wanted:
             if name not in self.snapshot.groups:
                 self._absent(name)
 
-    def _positions(self, broker_id: int, listed: Sequence[Any]) -> None:
+    def _committed_offsets(self, broker_id: int, listed: Sequence[Any]) -> None:
         fields = {
             "groups": [
                 {"group_id": each.group_id, "member_id": None, "member_epoch": -1, "topics": None}
@@ -300,7 +300,7 @@ class _Collector:
         }
         # Version 10 names topics by their ids; 8 is the first that takes more than one group.
         answer = self._from(
-            "positions of groups", broker_id, api_keys.OFFSET_FETCH, fields, lowest=8, highest=9
+            "committed offsets of groups", broker_id, api_keys.OFFSET_FETCH, fields, lowest=8, highest=9
         )
         if answer is None:
             return
@@ -310,14 +310,14 @@ class _Collector:
             if group is None or group.error_code is ErrorCode.group_id_not_found:
                 continue  # deleted since it was listed
             if group.error_code is not ErrorCode.none:
-                self._refuse("positions of groups", each.group_id, group.error_code)
+                self._refuse("committed offsets of groups", each.group_id, group.error_code)
                 continue
             positions: dict[Place, int] = {}
             for topic in group.topics:
                 for partition in topic.partitions:
                     if partition.error_code is not ErrorCode.none:
                         what = f"{each.group_id} on {topic.name}"
-                        self._refuse("positions of groups", what, partition.error_code)
+                        self._refuse("committed offsets of groups", what, partition.error_code)
                     elif partition.committed_offset >= 0:
                         positions[topic.name, partition.partition_index] = partition.committed_offset
             state, kind = getattr(each, "group_state", ""), getattr(each, "group_type", "")
@@ -390,14 +390,14 @@ class _Collector:
         for leader, led in by_leader.items():
             yield from ((leader, some) for some in chunks(led, size))
 
-    # -------------------------------------------------------------------- how old positions are
+    # -------------------------------------------------------------------- how old committed offsets are
 
     def ages(self) -> None:
-        """Date the positions that lie in the older half of what retention keeps."""
+        """Date the committed offsets that lie in the older half of what retention keeps."""
         now_ms = self.snapshot.time_ms
         behind: defaultdict[Place, set[int]] = defaultdict(set)
         for group in self.snapshot.groups.values():
-            for place, position in group.positions.items():
+            for place, position in group.committed_offsets.items():
                 bounds, topic = self.snapshot.bounds.get(place), self.snapshot.topic_of(place)
                 if bounds is None or topic is None or topic.retention_ms is None:
                     continue
@@ -425,7 +425,7 @@ class _Collector:
                     self.snapshot.written_ms[place, position] = last
 
     def _date(self, wanted: Mapping[Place, int], retention_ms: Mapping[Place, int]) -> None:
-        """By halving: since when, at the earliest, the message at a position can be there."""
+        """By halving: since when, at the earliest, the message at an offset can be there."""
         now_ms = self.snapshot.time_ms
         # Below zero, times mean something else: the log's ends.
         low = {place: max(0, now_ms - retention_ms[place]) for place in wanted}

@@ -1,18 +1,18 @@
-"""What groups are about to lose: positions against the log, against retention, and against their own past; and open
-transactions that hold them back.
+"""What groups are about to lose: committed offsets against the log, against retention, and against their own past; and
+open transactions that hold them back.
 
-From one look, a position in the older half of what retention keeps is dated, and the time left is when retention
-passes it if the group stays where it is. Brokers remove whole segments, so that is the earliest moment.
+From one look, a committed offset in the older half of what retention keeps is dated, and the time left is when
+retention passes it if the group stays where it is. Brokers remove whole segments, so that is the earliest moment.
 
 With earlier looks there are rates. Let the log be written `w` and the group read `c` messages a second: the edge that
 retention cuts at moves through the log about as fast as it was written, so the time left grows to left * w / (w - c),
 and a group at least as fast as its log is in no danger. Where size removes messages, the log's own start is the edge.
 
-Stalled is a position that did not move over looks at least a minute apart, while the log grew and the group was behind
-throughout: nothing to set. Rewinding is a position that is smaller than one committed before.
+Stalled is a committed offset that did not move over looks at least a minute apart, while the log grew and the group was
+behind throughout: nothing to set. Rewinding is a committed offset that is smaller than one committed before.
 
-New is a partition behind all that a group has positions in, with messages and without one: partitions are added at the
-end. A group that assigns itself only the first ones looks the same, so without members it is a note.
+New is a partition behind all that a group has committed offsets in, with messages and without one: partitions are added
+at the end. A group that assigns itself only the first ones looks the same, so without members it is a note.
 
 Open transactions: who holds a partition's readers back, and until when retention will wait for them.
 
@@ -30,7 +30,7 @@ from itertools import pairwise
 from typing import Final
 
 from holdfast.doctor.findings import Finding, Fix, Severity, finding
-from holdfast.doctor.findings import Place as Spot
+from holdfast.doctor.findings import Location as Spot
 from holdfast.doctor.live_cluster_rules import alter_topic, readers_of, shown, spell
 from holdfast.doctor.live_snapshot import (
     Bounds,
@@ -110,19 +110,19 @@ def _told(
 
 def _outside_the_log(group: GroupFacts, snapshot: Snapshot) -> Iterator[Finding]:
     gone, beyond = [], []
-    for place, position in group.positions.items():
+    for place, position in group.committed_offsets.items():
         bounds = snapshot.bounds.get(place)
         if bounds is None:
             continue
         if position < bounds.start:
             count = bounds.start - position
             words = (
-                f"{named(place)}: the log begins at {bounds.start}, the position is {position}: "
+                f"{named(place)}: the log begins at {bounds.start}, the committed offset is {position}: "
                 f"{count} removed unread"
             )
             gone.append(_Trouble(place, words, -count))
         elif position > bounds.end:
-            words = f"{named(place)}: the position is {position}, and the log ends at {bounds.end}"
+            words = f"{named(place)}: the committed offset is {position}, and the log ends at {bounds.end}"
             beyond.append(_Trouble(place, words, bounds.end - position))
     yield from _told(
         "HF206",
@@ -138,7 +138,7 @@ def _outside_the_log(group: GroupFacts, snapshot: Snapshot) -> Iterator[Finding]
         beyond,
         lambda topic: _reset(group, topic, "earliest"),
         severity=Severity.ERROR,
-        loses="what is written up to the old position: the topic was recreated, or its log cut back",
+        loses="what is written up to the old committed offset: the topic was recreated, or its log cut back",
         related=("HF204", "HF305"),
     )
 
@@ -150,9 +150,16 @@ def _reset(group: GroupFacts, topic: str, where: str) -> Fix:
     return Fix(command + stop, "command")
 
 
-def _time_to_loss(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> Iterator[Finding]:
-    troubles = []
-    for place, position in group.positions.items():
+def time_to_loss_ms(
+    group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]
+) -> Iterator[tuple[Place, float]]:
+    """Where a group is in danger of losing messages that it has not read, and how long it takes."""
+    for trouble in _endangered(group, snapshot, looks):
+        yield trouble.place, trouble.weight
+
+
+def _endangered(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> Iterator[_Trouble]:
+    for place, position in group.committed_offsets.items():
         bounds, topic = snapshot.bounds.get(place), snapshot.topic_of(place)
         if bounds is None or topic is None or not bounds.start <= position < bounds.end:
             continue
@@ -161,20 +168,22 @@ def _time_to_loss(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) 
         if trouble is None and rates is not None and topic.keeps_by_size:
             trouble = _by_size(group, place, position, bounds, rates)
         if trouble is not None:
-            troubles.append(trouble)
+            yield trouble
 
+
+def _time_to_loss(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> Iterator[Finding]:
     def longer(topic: str) -> Fix:
         retention = snapshot.topics[topic].retention_ms
         if retention is None:
             return Fix(f"more readers in {plain(group.name)}, or a larger retention.bytes for {topic}")
         return alter_topic(topic, "retention.ms", str(2 * retention))
 
-    yield from _told("HF206", group, troubles, longer)
+    yield from _told("HF206", group, _endangered(group, snapshot, looks), longer)
 
 
 @dataclass(frozen=True)
 class _Rates:
-    """Messages a millisecond, since the oldest look that knows this position's past."""
+    """Messages a millisecond, since the oldest look that knows this committed offset's past."""
 
     read: float
     written: float
@@ -185,7 +194,7 @@ def _rates(
     group: str, place: Place, position: int, bounds: Bounds, now_ms: int, looks: Sequence[Look]
 ) -> _Rates | None:
     for look in looks[-LOOKS_FOR_RATES:]:
-        before, log = look.positions.get(group, {}).get(place), look.bounds.get(place)
+        before, log = look.committed_offsets.get(group, {}).get(place), look.bounds.get(place)
         if before is None or log is None or log[1] > bounds.end:
             continue
         span_ms = now_ms - look.time_ms
@@ -205,9 +214,7 @@ def _by_time(
     left_ms: float = max(0, written_ms + retention_ms - snapshot.time_ms)
     lag = snapshot.bounds[place].end - position
     if left_ms == 0:
-        words = (
-            f"{named(place)}: {lag} behind, and retention has passed the position: it goes with its segment"
-        )
+        words = f"{named(place)}: {lag} behind, and retention has passed the committed offset: it goes with its segment"
         return _Trouble(place, words, 0, Severity.ERROR)
     if rates is not None and rates.written > 0:
         if rates.read >= rates.written:
@@ -252,7 +259,7 @@ def new_partitions(snapshot: Snapshot, from_the_start: Collection[str] = ()) -> 
         if group.name in from_the_start:
             continue
         last: dict[str, int] = {}
-        for topic, partition in group.positions:
+        for topic, partition in group.committed_offsets:
             last[topic] = max(partition, last.get(topic, partition))
         troubles = []
         for name, highest in last.items():
@@ -261,8 +268,8 @@ def new_partitions(snapshot: Snapshot, from_the_start: Collection[str] = ()) -> 
                 bounds = snapshot.bounds.get((name, partition))
                 if partition > highest and bounds is not None and bounds.end > 0:
                     words = (
-                        f"{named((name, partition))}: {bounds.end} written, and the group has no position there as it "
-                        f"has up to {named((name, highest))}: with auto.offset.reset=latest they are skipped"
+                        f"{named((name, partition))}: {bounds.end} written, and the group has no committed offset "
+                        f"there as it has up to {named((name, highest))}: auto.offset.reset=latest skips them"
                     )
                     troubles.append(_Trouble((name, partition), words, partition))
         yield from _told(
@@ -288,21 +295,21 @@ def _reset_new(group: GroupFacts, topic: str) -> Fix:
 def _stalled(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> Iterator[Finding]:
     held = {producer.place: producer.start_offset for producer in snapshot.open_producers}
     stuck, moving = [], 0
-    for place, position in group.positions.items():
+    for place, position in group.committed_offsets.items():
         bounds = snapshot.bounds.get(place)
         if bounds is None:
             continue
         since = _unmoved_since(group.name, place, position, bounds, looks)
         if since is None or snapshot.time_ms - since < STALLED_MS_MIN:
             moving += any(
-                look.positions.get(group.name, {}).get(place, position) != position for look in looks
+                look.committed_offsets.get(group.name, {}).get(place, position) != position for look in looks
             )
             continue
         if place in held and held[place] <= position:
             continue  # an open transaction holds it, which is told as that
         span = spell(snapshot.time_ms - since)
         words = (
-            f"{named(place)}: the position has been {position} for {span} while the log grew, "
+            f"{named(place)}: the committed offset has been {position} for {span} while the log grew, "
             f"{bounds.end - position} behind"
         )
         stuck.append(_Trouble(place, words, since))
@@ -314,7 +321,7 @@ def _stalled(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> It
             group,
             stuck,
             lambda topic: Fix(
-                f"look at the message at that position of {topic}, and at the logs of its member"
+                f"look at the message at that offset of {topic}, and at the logs of its member"
             ),
             severity=Severity.WARNING,
             loses="everything behind the message, once retention passes it; other partitions of the group move",
@@ -335,11 +342,11 @@ def _stalled(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> It
 def _unmoved_since(
     group: str, place: Place, position: int, bounds: Bounds, looks: Sequence[Look]
 ) -> int | None:
-    """The time of the first look since which the position stayed, behind all the while, as the log grew."""
+    """The time of the first look since which the committed offset stayed, behind all the while, as the log grew."""
     since = end_then = None
     for look in reversed(looks):
         log = look.bounds.get(place)
-        if look.positions.get(group, {}).get(place) != position or log is None or log[1] <= position:
+        if look.committed_offsets.get(group, {}).get(place) != position or log is None or log[1] <= position:
             break
         since, end_then = look.time_ms, log[1]
     return since if end_then is not None and end_then < bounds.end else None
@@ -347,12 +354,12 @@ def _unmoved_since(
 
 def _rewinding(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> Iterator[Finding]:
     troubles = []
-    for place, position in group.positions.items():
+    for place, position in group.committed_offsets.items():
         topic = snapshot.topic_of(place)
         before = [
             offset
             for look in looks
-            if (offset := look.positions.get(group.name, {}).get(place)) is not None
+            if (offset := look.committed_offsets.get(group.name, {}).get(place)) is not None
             and topic is not None
             and look.topic_ids.get(place[0], topic.topic_id) == topic.topic_id
         ]
@@ -361,7 +368,7 @@ def _rewinding(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> 
         if steps:
             earlier, later = steps[-1]
             times = f", {len(steps)} times in {len(path)} looks" if len(steps) > 1 else ""
-            words = f"{named(place)}: the position went back from {earlier} to {later}{times}"
+            words = f"{named(place)}: the committed offset went back from {earlier} to {later}{times}"
             troubles.append(_Trouble(place, words, later - earlier))
     yield from _told(
         "HF307",
@@ -385,8 +392,10 @@ def _recreated(snapshot: Snapshot, looks: Sequence[Look]) -> Iterator[Finding]:
             yield finding(
                 "HF408",
                 topic.spot,
-                f"deleted and created again since the last look; {shown(readers[topic.name])} kept positions in it",
-                fix=Fix(f"reset the positions of these groups on {topic.name} to its earliest messages"),
+                f"recreated since the last look; {shown(readers[topic.name])} kept committed offsets in it",
+                fix=Fix(
+                    f"reset the committed offsets of these groups on {topic.name} to its earliest messages"
+                ),
             )
 
 
@@ -395,13 +404,10 @@ DEFAULT_LONGEST_MS: Final = 15 * 60_000
 
 
 def transaction_findings(snapshot: Snapshot) -> Iterator[Finding]:
-    by_producer = {each.producer_id: each for each in snapshot.transactions or ()}
     for transaction in snapshot.transactions or ():
         yield from _overdue(transaction, snapshot)
-    for producer in snapshot.open_producers:
-        known = by_producer.get(producer.producer_id)
-        if known is None or producer.place not in known.places:
-            yield from _hanging(producer, snapshot)
+    for producer in hanging_producers(snapshot):
+        yield _hanging(producer, snapshot)
     yield from _longer_than_retention(snapshot)
 
 
@@ -423,7 +429,8 @@ def _overdue(transaction: TransactionFacts, snapshot: Snapshot) -> Iterator[Find
     )
 
 
-def _hanging(producer: OpenProducer, snapshot: Snapshot) -> Iterator[Finding]:
+def hanging_producers(snapshot: Snapshot) -> Iterator[OpenProducer]:
+    """Who has a transaction open that nobody will end."""
     if snapshot.transactions is None or any("transactions" in gap.what for gap in snapshot.gaps):
         return  # whether a coordinator knows it, nobody could say
     longest = max(
@@ -434,13 +441,19 @@ def _hanging(producer: OpenProducer, snapshot: Snapshot) -> Iterator[Finding]:
         ),
         default=DEFAULT_LONGEST_MS,
     )
+    places = {each.producer_id: each.places for each in snapshot.transactions}
+    for producer in snapshot.open_producers:
+        is_silent = snapshot.time_ms - producer.last_timestamp_ms > longest
+        if is_silent and producer.place not in places.get(producer.producer_id, ()):
+            yield producer
+
+
+def _hanging(producer: OpenProducer, snapshot: Snapshot) -> Finding:
     silent_ms = snapshot.time_ms - producer.last_timestamp_ms
-    if silent_ms <= longest:
-        return
     topic, partition = producer.place
     retention = snapshot.topics[topic].retention_ms
     left = "" if retention is None else _left(producer, retention, snapshot.time_ms)
-    yield finding(
+    return finding(
         "HF411",
         Spot(resource=f"topic {plain(topic)}"),
         f"{named(producer.place)}: producer {producer.producer_id} has had a transaction open from offset "

@@ -4,8 +4,8 @@ The rules these types keep:
 
 - A snapshot holds answers only. What could not be asked or was refused is absent from it and named in `gaps`; a rule
   that misses something says nothing about it.
-- `looks` are earlier snapshots cut down to what changes with time: positions, where the logs begin and end, and the
-  ids of the topics. They are what `--history` keeps, one JSON document a line.
+- `looks` are earlier snapshots cut down to what changes with time: committed offsets, where the logs begin and end, and
+  the ids of the topics. They are what `--history` keeps, one JSON document a line.
 
 A history is a file of earlier looks: one JSON document a line, the oldest first; each look at the cluster adds its own.
 A line that is none is a gap with its number, and the others count. Only the last lines are used: what was long ago
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.doctor.combinations import TopicFacts
 from holdfast.doctor.findings import DoctorError, Gap
-from holdfast.doctor.findings import Place as Spot
+from holdfast.doctor.findings import Location as Spot
 
 Place = tuple[str, int]
 """A topic and one of its partitions."""
@@ -132,7 +132,7 @@ class GroupFacts:
     state: str = ""
     type: str = ""
     coordinator: int = -1
-    positions: Mapping[Place, int] = field(default_factory=dict)
+    committed_offsets: Mapping[Place, int] = field(default_factory=dict)
 
     @property
     def has_members(self) -> bool:
@@ -166,7 +166,7 @@ class Look:
     """What changes with time, at one time."""
 
     time_ms: int
-    positions: Mapping[str, Mapping[Place, int]] = field(default_factory=dict)
+    committed_offsets: Mapping[str, Mapping[Place, int]] = field(default_factory=dict)
     """By group."""
     bounds: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
     """Where each log begins and ends."""
@@ -175,7 +175,7 @@ class Look:
     def as_json(self) -> dict[str, Any]:
         return {
             "time_ms": self.time_ms,
-            "groups": {group: _nested(places) for group, places in self.positions.items()},
+            "groups": {group: _nested(places) for group, places in self.committed_offsets.items()},
             "logs": _nested({place: list(bounds) for place, bounds in self.bounds.items()}),
             "topic_ids": dict(self.topic_ids),
         }
@@ -220,8 +220,8 @@ class Snapshot:
     bounds: dict[Place, Bounds] = field(default_factory=dict)
     groups: dict[str, GroupFacts] = field(default_factory=dict)
     written_ms: dict[tuple[Place, int], int] = field(default_factory=dict)
-    """When the message at a position was written, at the earliest. Known only for positions in the older half of what
-    retention keeps: the others have more than half of it left."""
+    """When the message at an offset was written, at the earliest. Known only for committed offsets in the older half of
+    what retention keeps: the others have more than half of it left."""
     transactions: list[TransactionFacts] | None = None
     """The open ones; None when no coordinator could be asked."""
     open_producers: list[OpenProducer] = field(default_factory=list)
@@ -234,7 +234,11 @@ class Snapshot:
     def look(self) -> Look:
         return Look(
             self.time_ms,
-            {name: dict(group.positions) for name, group in self.groups.items() if group.positions},
+            {
+                name: dict(group.committed_offsets)
+                for name, group in self.groups.items()
+                if group.committed_offsets
+            },
             {place: (bounds.start, bounds.end) for place, bounds in self.bounds.items()},
             {topic.name: topic.topic_id for topic in self.topics.values() if topic.topic_id},
         )

@@ -8,7 +8,7 @@ A file of Spark options is a dictionary with option names, or one with sections 
 `sink`/`writeStream`.
 
 Whether a pipeline's Python functions give the same for the same rows, their text tells, as far as it does. A batch is
-made again after a crash. A function that asks the clock, chance or another service then computes something else. Known
+recomputed after a crash. A function that asks the clock, chance or another service then computes something else. Known
 calls of that kind are named with their line; a function that makes none is taken to be in order.
 """
 
@@ -18,8 +18,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from holdfast.doctor.findings import Examination, Finding, Fix, Place, Severity, finding
-from holdfast.doctor.properties_files import Entry, UnreadableFile, read_entries
+from holdfast.doctor.findings import Examination, Finding, Fix, Location, Severity, finding
+from holdfast.doctor.properties_files import PropertyEntry, UnreadableFile, read_entries
 from holdfast.doctor.python_code import read_program
 from holdfast.doctor.spark_options import Option, Options, check_source, is_temporary
 
@@ -33,7 +33,7 @@ from holdfast.doctor.python_names import ModuleNames, calls_in
 
 SOURCE_SECTIONS: Final = frozenset({"source", "readstream", "read", "reader"})
 SINK_SECTIONS: Final = frozenset({"sink", "writestream", "write", "writer"})
-REPLAYED: Final = "made again"
+REPLAYED: Final = "recomputed"
 """What a definition says about an expression that is another one in the next run."""
 SPARK_WORDS: Final = frozenset({"failondataloss", "startingoffsets", "checkpointlocation", "subscribe"})
 
@@ -60,7 +60,7 @@ def examine_pipeline(path: str, examination: Examination) -> None:
         )
 
 
-def is_pipeline(entries: Sequence[Entry]) -> bool:
+def is_pipeline(entries: Sequence[PropertyEntry]) -> bool:
     return (
         _is_definition(entries)
         or not SPARK_WORDS.isdisjoint(map(option_name, entries))
@@ -71,7 +71,7 @@ def is_pipeline(entries: Sequence[Entry]) -> bool:
 # Our definitions
 
 
-def _is_definition(entries: Sequence[Entry]) -> bool:
+def _is_definition(entries: Sequence[PropertyEntry]) -> bool:
     return any(entry.path[0] == "pipeline" for entry in entries)
 
 
@@ -87,7 +87,7 @@ def _definition(path: str, examination: Examination) -> None:
             line = wrong.mark.line if wrong.mark else 0
             part = path_text(wrong.path)
             if REPLAYED in wrong.message:
-                examination.add([finding("HF410", Place(path, line, part), wrong.message)])
+                examination.add([finding("HF410", Location(path, line, part), wrong.message)])
             else:
                 where = f"line {line}: " if line else ""
                 examination.missed(path, f"{where}{part}{': ' if part else ''}{wrong.message}")
@@ -115,7 +115,7 @@ def _weak_hop(path: str, hop: Hop, loaded: Loaded) -> Iterator[Finding]:
     name = hop.name if hop.name.startswith(hop.kind) else f"{hop.kind} {hop.name}"
     yield finding(
         risk,
-        Place(path, _line_of(hop, loaded), name),
+        Location(path, _line_of(hop, loaded), name),
         f"{hop.strength.words}: {hop.why}",
         severity=severity,
         loses=loses,
@@ -180,8 +180,8 @@ def _examine_function(path: str, step: Step, examination: Examination) -> None:
     if found is None:
         examination.missed(shown, f"no function {function}, which step {step.name} names")
     for name, line in found or ():
-        place = Place(shown, line, f"step {step.name}")
-        words = f"{name}() in {function}(): its answer is another one when the batch is made again"
+        place = Location(shown, line, f"step {step.name}")
+        words = f"{name}() in {function}(): its answer is another one when the batch is recomputed"
         fix = Fix("derive it from the row, or use _batch_time, which is fixed with the batch", "code")
         examination.add([finding("HF410", place, words, fix=fix)])
 
@@ -189,7 +189,7 @@ def _examine_function(path: str, step: Step, examination: Examination) -> None:
 # Spark's options
 
 
-def option_name(entry: Entry) -> str:
+def option_name(entry: PropertyEntry) -> str:
     parts = entry.path
     if parts[0].lower() in SOURCE_SECTIONS | SINK_SECTIONS and len(parts) > 1:
         parts = parts[1:]
@@ -198,13 +198,13 @@ def option_name(entry: Entry) -> str:
     return ".".join(parts).lower().removeprefix("spark.sql.streaming.")
 
 
-def check_options(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
+def check_options(path: str, entries: Sequence[PropertyEntry]) -> Iterator[Finding]:
     source: Options = {}
     sink: Options = {}
     sections = {entry.path[0].lower() for entry in entries if len(entry.path) > 1}
     for entry in entries:
         name = option_name(entry)
-        option = Option(entry.path[-1], entry.value, Place(path, entry.line))
+        option = Option(entry.path[-1], entry.value, Location(path, entry.line))
         if entry.path[0].lower() in SINK_SECTIONS and len(entry.path) > 1:
             sink[name] = option
         else:
@@ -212,7 +212,7 @@ def check_options(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     checkpoint = sink.get("checkpointlocation") or source.get("checkpointlocation")
     if {"subscribe", "subscribepattern", "assign", "failondataloss", "startingoffsets"} & source.keys():
         batch = "endingoffsets" in source or "read" in sections
-        yield from check_source(source, Place(path), streaming=not batch)
+        yield from check_source(source, Location(path), streaming=not batch)
     if checkpoint is not None and isinstance(checkpoint.value, str) and is_temporary(checkpoint.value):
         yield finding(
             "HF403",
@@ -223,7 +223,7 @@ def check_options(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     elif checkpoint is None and sink:
         yield finding(
             "HF403",
-            Place(path),
+            Location(path),
             "a sink without checkpointLocation: the query forgets where it was",
             fix=Fix("checkpointLocation: <a durable directory of its own>", "settings"),
         )

@@ -26,7 +26,7 @@ import yaml
 from holdfast.config.properties import parse_properties
 from holdfast.doctor.client_defaults import Client, Role
 from holdfast.doctor.client_settings import ClientSettings, Setting, Style, make_settings, shown
-from holdfast.doctor.findings import DoctorError, Place
+from holdfast.doctor.findings import DoctorError, Location
 from holdfast.errors import ConfigError
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -44,7 +44,7 @@ class UnreadableFile(DoctorError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class PropertyEntry:
     """One value of a file: the path to it, the value, and the line it stands on."""
 
     path: tuple[str, ...]
@@ -55,7 +55,7 @@ class Entry:
     """Those of a list's items."""
 
 
-Documents = list[list[Entry]]
+Documents = list[list[PropertyEntry]]
 
 
 def client_named(name: str) -> Client:
@@ -82,7 +82,7 @@ def plain_client(
         style = "yaml"
     spelling = f"{role}.{{}}={{}}" if framed else ""
     return make_settings(
-        role, chosen, Place(path), settings, style=style, open_ended=framed, spelling=spelling
+        role, chosen, Location(path), settings, style=style, open_ended=framed, spelling=spelling
     )
 
 
@@ -117,7 +117,7 @@ def parse_documents(path: str, text: str, named: str = "") -> Documents:
     return found
 
 
-def read_entries(path: str) -> list[Entry]:
+def read_entries(path: str) -> list[PropertyEntry]:
     """Every value of a file with its path and line, whatever the kind of file."""
     return [entry for document in parse_documents(path, read_text(path)) for entry in document]
 
@@ -136,13 +136,16 @@ def _guess(style: Style, settings: Sequence[Setting]) -> Client:
     return Client.KAFKA_PYTHON if underscores else Client.LIBRDKAFKA
 
 
-def _properties_document(path: str, text: str) -> list[Entry]:
+def _properties_document(path: str, text: str) -> list[PropertyEntry]:
     try:
         properties = parse_properties(text, path)
     except ConfigError as error:
         raise UnreadableFile(str(error)) from error
-    earlier = [Entry((name,), _value_at(text, line), line) for name, line, _ in properties.repeated]
-    return [*earlier, *(Entry((name,), value, properties.lines[name]) for name, value in properties.items())]
+    earlier = [PropertyEntry((name,), _value_at(text, line), line) for name, line, _ in properties.repeated]
+    return [
+        *earlier,
+        *(PropertyEntry((name,), value, properties.lines[name]) for name, value in properties.items()),
+    ]
 
 
 def _value_at(text: str, line: int) -> str:
@@ -151,7 +154,7 @@ def _value_at(text: str, line: int) -> str:
     return next(iter(parse_properties(lines[line - 1]).values()), "")
 
 
-def _json_document(path: str, text: str) -> list[Entry]:
+def _json_document(path: str, text: str) -> list[PropertyEntry]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -163,7 +166,7 @@ def _json_document(path: str, text: str) -> list[Entry]:
     return list(_walk_json(document, (), text, [0]))
 
 
-def _walk_json(value: Any, path: tuple[str, ...], text: str, cursor: list[int]) -> Iterator[Entry]:
+def _walk_json(value: Any, path: tuple[str, ...], text: str, cursor: list[int]) -> Iterator[PropertyEntry]:
     """The values in reading order; `cursor` is how far the text has been read, so that lines are the right ones."""
     if isinstance(value, Mapping) and (value or not path):
         for name, inner in value.items():
@@ -174,7 +177,7 @@ def _walk_json(value: Any, path: tuple[str, ...], text: str, cursor: list[int]) 
         for index, inner in enumerate(value):
             yield from _walk_json(inner, (*path, str(index)), text, cursor)
     else:
-        yield Entry(path, value, text.count("\n", 0, cursor[0]) + 1)
+        yield PropertyEntry(path, value, text.count("\n", 0, cursor[0]) + 1)
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -187,7 +190,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         return super().compose_node(parent, index)
 
 
-def _yaml_documents(path: str, text: str) -> Iterator[list[Entry]]:
+def _yaml_documents(path: str, text: str) -> Iterator[list[PropertyEntry]]:
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if node is not None]
         for node in nodes:
@@ -213,16 +216,16 @@ def _is_null(node: Any) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
 
 
-def _walk_yaml(node: Any, path: tuple[str, ...], line: int, above: frozenset[int]) -> Iterator[Entry]:
+def _walk_yaml(node: Any, path: tuple[str, ...], line: int, above: frozenset[int]) -> Iterator[PropertyEntry]:
     if id(node) in above:
         return  # an alias to what it stands in
     above |= {id(node)}
     if isinstance(node, yaml.ScalarNode):
-        yield Entry(path, _scalar(node), line)
+        yield PropertyEntry(path, _scalar(node), line)
     elif isinstance(node, yaml.SequenceNode):
         if all(isinstance(each, yaml.ScalarNode) for each in node.value):
             lines = tuple(each.start_mark.line + 1 for each in node.value)
-            yield Entry(path, [_scalar(each) for each in node.value], line, lines)
+            yield PropertyEntry(path, [_scalar(each) for each in node.value], line, lines)
             return
         for index, each in enumerate(node.value):
             yield from _walk_yaml(each, (*path, str(index)), each.start_mark.line + 1, above)
@@ -236,7 +239,7 @@ def _walk_yaml(node: Any, path: tuple[str, ...], line: int, above: frozenset[int
             else:
                 yield from _walk_yaml(value, (*path, str(key.value)), key.start_mark.line + 1, above)
     else:
-        yield Entry(path, {}, line)
+        yield PropertyEntry(path, {}, line)
 
 
 def _scalar(node: Any) -> Any:
@@ -246,21 +249,21 @@ def _scalar(node: Any) -> Any:
 SECTIONS: Final = ("producer", "consumer", "common")
 
 
-def _section(path: str, entries: Sequence[Entry], role: Role) -> Iterator[Setting]:
+def _section(path: str, entries: Sequence[PropertyEntry], role: Role) -> Iterator[Setting]:
     """The settings of one role: those of its section and those beside the sections, or all when there are none."""
     for entry in entries:
         whole = ".".join(entry.path)
         first, _, rest = whole.partition(".")
         if not rest or first not in SECTIONS:
-            yield Setting(whole.removeprefix(TOPIC_SECTION), entry.value, Place(path, entry.line))
+            yield Setting(whole.removeprefix(TOPIC_SECTION), entry.value, Location(path, entry.line))
         elif first in (role, "common"):
-            yield Setting(rest.removeprefix(TOPIC_SECTION), entry.value, Place(path, entry.line), whole)
+            yield Setting(rest.removeprefix(TOPIC_SECTION), entry.value, Location(path, entry.line), whole)
 
 
-Tree = dict[str, Union["Tree", Entry]]
+Tree = dict[str, Union["Tree", PropertyEntry]]
 
 
-def tree_of(entries: Sequence[Entry]) -> Tree:
+def tree_of(entries: Sequence[PropertyEntry]) -> Tree:
     root: Tree = {}
     for entry in entries:
         here = root
@@ -285,9 +288,9 @@ def branches(tree: Tree, *names: str) -> Iterator[tuple[str, Tree]]:
     return ((name, each) for name, each in branch(tree, *names).items() if isinstance(each, dict))
 
 
-def leaf(tree: Tree, *names: str) -> Entry | None:
+def leaf(tree: Tree, *names: str) -> PropertyEntry | None:
     below = branch(tree, *names[:-1]).get(names[-1])
-    return below if isinstance(below, Entry) else None
+    return below if isinstance(below, PropertyEntry) else None
 
 
 def text(tree: Tree, *names: str) -> str:
@@ -306,7 +309,7 @@ def texts(tree: Tree, *names: str) -> Iterator[tuple[str, int]]:
 
 def first_line(tree: Tree) -> int:
     """The line before which a branch begins, as near as its leaves tell."""
-    lines = [each.line if isinstance(each, Entry) else first_line(each) for each in tree.values()]
+    lines = [each.line if isinstance(each, PropertyEntry) else first_line(each) for each in tree.values()]
     return min((line for line in lines if line), default=0)
 
 
@@ -314,8 +317,8 @@ def settings_of(tree: Tree, file: str) -> dict[str, Setting]:
     """The leaves below a branch, by their dotted names."""
     settings: dict[str, Setting] = {}
     for name, each in tree.items():
-        if isinstance(each, Entry):
-            settings[name] = Setting(name, each.value, Place(file, each.line))
+        if isinstance(each, PropertyEntry):
+            settings[name] = Setting(name, each.value, Location(file, each.line))
         else:
             settings |= {
                 f"{name}.{rest}": Setting(f"{name}.{rest}", inner.value, inner.place)

@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.doctor.client_defaults import Client, Role
 from holdfast.doctor.client_settings import ClientSettings, Setting, make_settings
 from holdfast.doctor.examined import FilesExamined
-from holdfast.doctor.findings import Examination, Finding, Place
+from holdfast.doctor.findings import Examination, Finding, Location
 from holdfast.doctor.properties_files import UnreadableFile, read_text
 from holdfast.doctor.python_names import ModuleNames, mentions_streams
 from holdfast.doctor.rules import check_settings
@@ -78,8 +78,8 @@ class Program:
     names: ModuleNames
     made: list[Made]
 
-    def place(self, node: ast.AST) -> Place:
-        return Place(self.names.file, getattr(node, "lineno", 0))
+    def place(self, node: ast.AST) -> Location:
+        return Location(self.names.file, getattr(node, "lineno", 0))
 
 
 def examine_code(path: str, result: FilesExamined) -> None:
@@ -175,7 +175,7 @@ def check_program(program: Program) -> Iterator[Finding]:
 
 
 def _standalone(made: Made) -> bool:
-    """No positions to commit or to miss: without a group, or a consumer that is only asked about the topic."""
+    """No offsets to commit or to miss: without a group, or a consumer that is only asked about the topic."""
     settings = made.settings
     if settings.role == "producer" or settings.open_ended:
         return False
@@ -202,8 +202,8 @@ def _made(names: ModuleNames, call: ast.Call, client: Client, role: Role) -> Mad
         items, is_open = names.keywords(call.keywords)
     if client is Client.LIBRDKAFKA:  # elsewhere, what has no name is a topic
         is_open = is_open or any(isinstance(each, ast.Starred) for each in call.args)
-    written = [Setting(name, value, Place(names.file, line)) for name, value, line in items]
-    place = Place(names.file, call.lineno)
+    written = [Setting(name, value, Location(names.file, line)) for name, value, line in items]
+    place = Location(names.file, call.lineno)
     settings = make_settings(role, client, place, written, style="python", open_ended=is_open)
     name, managed = _bound_to(names, call)
     return Made(settings, call, name, escapes=not name, managed=managed)

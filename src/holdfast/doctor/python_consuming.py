@@ -8,7 +8,7 @@ HF311 is about effects outside Kafka that a program does for each message, and d
 commit. They are known by their text: a request that creates something (`requests.post`) without a key that its receiver
 could know it by, and an INSERT that says nothing about a row that is there already. In order are a program that names
 an idempotency key, an ON CONFLICT or its like, the offset among the columns, or an error about a row that is there; and
-one that keeps its positions itself and so commits none to Kafka.
+one that keeps its offsets itself and so commits none to Kafka.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _commit(program: Program, made: Made, statement: ast.stmt) -> ast.Call | Non
 
 
 def _handed_on(program: Program, made: Made, loop: Loop) -> Iterator[Finding]:
-    """The message goes to a thread or a task, and positions go on without waiting for it."""
+    """The message goes to a thread or a task, and the committed offset goes on without waiting for it."""
     if any(_name(call) in WAITING for call in calls_in(loop.node)):
         return
     automatic = _commits_by_itself(made)
@@ -194,7 +194,7 @@ def _handed_on(program: Program, made: Made, loop: Loop) -> Iterator[Finding]:
             "multiprocessing.Process",
         )
         if threaded and any(names_in(each) & loop.names for each in given):
-            how = "positions are committed by themselves" if automatic else f"{made.name}.commit() follows"
+            how = "offsets are committed by themselves" if automatic else f"{made.name}.commit() follows"
             yield finding(
                 "HF302",
                 program.place(call),
@@ -225,7 +225,8 @@ def _commits_by_itself(made: Made) -> bool:
 
 
 def _failure_skipped(program: Program, made: Made, loop: Loop) -> Iterator[Finding]:
-    """An error of the handling is mentioned at most, and the position moves on: with this message, or a later one."""
+    """An error of the handling is mentioned at most, and the committed offset moves on: with this message, or a later
+    one."""
     commits = set(made.calls(program.names, "commit", "store_offsets"))
     moving = [call for call in calls_in(loop.node) if call in commits]
     if not moving and not _commits_by_itself(made):
@@ -255,7 +256,7 @@ def _failure_skipped(program: Program, made: Made, loop: Loop) -> Iterator[Findi
                 yield finding(
                     "HF306",
                     program.place(handler),
-                    "a message whose handling fails is passed over, and the position moves on",
+                    "a message whose handling fails is passed over, and the committed offset moves on",
                     severity=Severity.WARNING,
                     fix=Fix("retry a bounded number of times, then send it to a dead-letter topic", "code"),
                     related=("HF303",),
@@ -366,7 +367,7 @@ def check_effects(
     program: Program, made: Made, loop: ast.AST, of_message: set[str], commits: list[ast.Call]
 ) -> Iterator[Finding]:
     """One finding for a loop, at its first effect: `commits` are those of the loop, none means that others keep
-    the positions."""
+    the committed offsets."""
     if not commits or _bears_repetition(loop):
         return
     for call in calls_in(loop):
@@ -381,7 +382,7 @@ def check_effects(
             severity=Severity.NOTE,
             fix=Fix(
                 "topic, partition and offset as an idempotency key or a unique column with ON CONFLICT DO NOTHING; "
-                "or positions in the same database transaction",
+                "or offsets in the same database transaction",
                 "code",
             ),
         )

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from holdfast.doctor.client_settings import Setting
 from holdfast.doctor.connect import Bad, judge
-from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
+from holdfast.doctor.findings import Finding, Fix, Location, Severity, finding
 from holdfast.doctor.python_names import ModuleNames, mentions_streams
 from holdfast.doctor.spark_options import Option, Options, check_source, is_temporary
 
@@ -52,7 +52,7 @@ def _check_spark(names: ModuleNames) -> Iterator[Finding]:
         if chain.direction in ("readStream", "read") and chain.format == "kafka":
             yield from check_source(
                 chain.options,
-                Place(names.file, chain.end.lineno),
+                Location(names.file, chain.end.lineno),
                 streaming=chain.direction == "readStream",
                 open_ended=chain.open_ended,
             )
@@ -92,14 +92,14 @@ def _add_link(names: ModuleNames, chain: Chain, call: ast.Call) -> None:
             known = names.constant(name)
             if isinstance(known, str):
                 plain = _path_value(names, value)
-                chain.options[known.lower()] = Option(known, plain, Place(names.file, line))
+                chain.options[known.lower()] = Option(known, plain, Location(names.file, line))
             else:
                 chain.open_ended = True
         case "options", _:
             items, is_open = names.keywords(call.keywords)
             chain.open_ended = chain.open_ended or is_open
             for known, value, at in items:
-                chain.options[known.lower()] = Option(known, value, Place(names.file, at))
+                chain.options[known.lower()] = Option(known, value, Location(names.file, at))
         case "foreachBatch", [function]:
             chain.batch_function = function
     if method in ("load", "start", "save", "toTable"):
@@ -109,7 +109,7 @@ def _add_link(names: ModuleNames, chain: Chain, call: ast.Call) -> None:
             if known == "format":
                 chain.format = value
             else:
-                chain.options[known.lower()] = Option(known, value, Place(names.file, at))
+                chain.options[known.lower()] = Option(known, value, Location(names.file, at))
 
 
 def _path_value(names: ModuleNames, node: ast.expr) -> Any:
@@ -132,12 +132,12 @@ def _single_options(names: ModuleNames, chains: list[Chain]) -> Iterator[Finding
             continue
         name, value = names.constant(node.args[0]), names.constant(node.args[1])
         if isinstance(name, str) and name.lower() == "failondataloss":
-            options = {"failondataloss": Option(name, value, Place(names.file, line))}
-            yield from check_source(options, Place(names.file, line), streaming=True, open_ended=True)
+            options = {"failondataloss": Option(name, value, Location(names.file, line))}
+            yield from check_source(options, Location(names.file, line), streaming=True, open_ended=True)
 
 
 def _writer(names: ModuleNames, chain: Chain) -> Iterator[Finding]:
-    place = Place(names.file, chain.end.lineno)
+    place = Location(names.file, chain.end.lineno)
     checkpoint = chain.options.get("checkpointlocation")
     if chain.format in WITHOUT_POSITIONS:
         return
@@ -194,7 +194,7 @@ def _batch_function(names: ModuleNames, function: ast.expr) -> Iterator[Finding]
             case ast.Call(func=ast.Attribute(attr="mode"), args=[ast.Constant(value="append")]):
                 yield finding(
                     "HF404",
-                    Place(names.file, node.func.end_lineno or node.lineno),
+                    Location(names.file, node.func.end_lineno or node.lineno),
                     f"{made[0].name}() appends a batch without looking at its number {number}: "
                     "a batch that is replayed stands twice",
                     fix=Fix(f"write with {number} as a key, or skip a batch that is there already", "code"),
@@ -216,7 +216,7 @@ def _shared_checkpoints(names: ModuleNames, chains: list[Chain]) -> Iterator[Fin
                 "HF403",
                 option.place,
                 f"checkpointLocation {path} is also that of the query at {options[0].place}",
-                loses="the positions of both queries: each overwrites the other's",
+                loses="the offsets of both queries: each overwrites the other's",
                 fix=Fix("a checkpointLocation of its own for each query", "code"),
             )
 
@@ -237,9 +237,9 @@ def _check_faststream(names: ModuleNames) -> Iterator[Finding]:
             if first or automatic:
                 yield finding(
                     "HF301",
-                    Place(names.file, keyword.value.lineno),
+                    Location(names.file, keyword.value.lineno),
                     f"{'ack_policy=AckPolicy.ACK_FIRST' if first else 'auto_commit=True'}: "
-                    "the position is committed before the handler has run",
+                    "the offset is committed before the handler has run",
                     fix=Fix(
                         "ack_policy=AckPolicy.NACK_ON_ERROR, or REJECT_ON_ERROR with a dead-letter topic",
                         "code",
@@ -250,7 +250,10 @@ def _check_faststream(names: ModuleNames) -> Iterator[Finding]:
 FAUST: Final = {
     "producer_acks": Bad("0|1", "HF102", "not every replica is waited for", "-1", Severity.ERROR),
     "consumer_auto_offset_reset": Bad(
-        "latest", "HF305", "where there is no valid position, what is in the topic is skipped", '"earliest"'
+        "latest",
+        "HF305",
+        "where there is no valid committed offset, what is in the topic is skipped",
+        '"earliest"',
     ),
     "topic_replication_factor": Bad("1|2", "HF201", "of the topics that Faust makes", "3"),
 }
@@ -264,11 +267,13 @@ def _check_faust(names: ModuleNames) -> Iterator[Finding]:
         if not isinstance(call, ast.Call) or names.meaning(call.func) not in ("faust.App", "faust.app.App"):
             continue
         items, _ = names.keywords(call.keywords)
-        yield from judge({n: Setting(n, v, Place(names.file, line)) for n, v, line in items}, FAUST, "{}={}")
+        yield from judge(
+            {n: Setting(n, v, Location(names.file, line)) for n, v, line in items}, FAUST, "{}={}"
+        )
         if has_agents:
             yield finding(
                 "HF306",
-                Place(names.file, call.lineno),
+                Location(names.file, call.lineno),
                 "Faust acknowledges an event whose agent raises: it is not given again",
                 severity=Severity.NOTE,
                 fix=Fix("catch errors in the agent, and send the event to a dead-letter topic", "code"),

@@ -22,7 +22,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from holdfast import __version__
-from holdfast.doctor.findings import Examination, Finding, Place, Severity, Suppressed
+from holdfast.doctor.findings import Examination, Finding, Location, Severity, Suppressed
 from holdfast.doctor.risks import EXPERIMENTS, PAGES, RISKS
 
 JSON_VERSION: Final = 1
@@ -251,7 +251,7 @@ def _suppressed(each: Suppressed, index: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _location(place: Place) -> dict[str, Any]:
+def _location(place: Location) -> dict[str, Any]:
     location: dict[str, Any] = {}
     if place.file:
         relative = not os.path.isabs(place.file)

@@ -176,9 +176,9 @@ _TABLE: Final = (
     ),
     Risk(
         "HF211",
-        "committed positions vanish",
+        "committed offsets vanish",
         "warning",
-        "a group's positions: it starts anew, and skips or repeats everything by its reset policy",
+        "a group's committed offsets: it starts anew, and skips or repeats everything by its reset policy",
         "a replicated offsets topic, offsets.retention.minutes longer than the longest pause",
     ),
     Risk(
@@ -218,9 +218,9 @@ _TABLE: Final = (
     ),
     Risk(
         "HF305",
-        "a group without positions starts at the end",
+        "a group without committed offsets starts at the end",
         "warning",
-        "what is in the topic already when a group has no valid position: first start, expired, out of range",
+        "what is in the topic already when a group has no valid committed offset: first start, expired, out of range",
         "auto.offset.reset=earliest, or none and a decision",
     ),
     Risk(
@@ -234,7 +234,7 @@ _TABLE: Final = (
         "HF307",
         "two owners of a partition",
         "warning",
-        "order, and positions: the old owner commits or works on after a rebalance",
+        "order, and committed offsets: the old owner commits or works on after a rebalance",
         "drain, commit and release when partitions are revoked",
     ),
     Risk(
@@ -260,7 +260,7 @@ _TABLE: Final = (
     ),
     Risk(
         "HF311",
-        "effect and position are not one",
+        "effect and committed offset are not one",
         "warning",
         "an effect done twice, or not at all, when the process ends between the effect and the commit",
         "both in one transaction, or an idempotent key",
@@ -283,7 +283,7 @@ _TABLE: Final = (
         "HF403",
         "the checkpoint is lost, shared or temporary",
         "error",
-        "the stream's positions and state: it starts anew and skips or repeats",
+        "the stream's offsets and state: it starts anew and skips or repeats",
         "a durable checkpoint of its own for each query",
     ),
     Risk(

@@ -238,7 +238,7 @@ def auto_commit(client: ClientSettings) -> Iterator[Finding]:
         return  # only what the program stored is committed
     if client.client in (Client.LIBRDKAFKA, Client.AIOKAFKA):
         severity = Severity.ERROR
-        how = "positions are committed in the background while the message is still being handled"
+        how = "offsets are committed in the background while the message is still being handled"
     else:
         severity = Severity.WARNING
         how = "the next poll commits what the last one returned, handled or not"
@@ -262,7 +262,7 @@ def starts_at_the_end(client: ClientSettings) -> Iterator[Finding]:
     reset = client.text("auto.offset.reset")
     if reset not in ("latest", "by_duration"):
         return
-    why = ": where there is no valid position, what is in the topic is skipped"
+    why = ": where there is no valid committed offset, what is in the topic is skipped"
     yield client.finding("HF305", "auto.offset.reset", why, "earliest", related=("HF304",))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.doctor.client_settings import shown
-from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
+from holdfast.doctor.findings import Finding, Fix, Location, Severity, finding
 
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 REFUSED = {
@@ -26,7 +26,7 @@ REFUSED = {
 class Option:
     name: str
     value: Any
-    place: Place
+    place: Location
 
 
 Options = dict[str, Option]
@@ -43,7 +43,7 @@ def _set(name: str, value: str) -> Fix:
 
 
 def check_source(
-    options: Options, place: Place, *, streaming: bool, open_ended: bool = False
+    options: Options, place: Location, *, streaming: bool, open_ended: bool = False
 ) -> Iterator[Finding]:
     """The options of a Kafka source. With `open_ended` there may be more than are seen."""
     fails = options.get("failondataloss")
@@ -84,7 +84,7 @@ def check_source(
             )
 
 
-def _start(options: Options, place: Place, streaming: bool, open_ended: bool) -> Iterator[Finding]:
+def _start(options: Options, place: Location, streaming: bool, open_ended: bool) -> Iterator[Finding]:
     starting = options.get("startingoffsets")
     if starting is not None:
         if shown(starting.value).lower() == "latest":

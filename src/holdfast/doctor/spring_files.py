@@ -16,8 +16,8 @@ from holdfast.doctor.client_defaults import Client, Role, canonical
 from holdfast.doctor.client_settings import ClientSettings, Setting, make_settings
 from holdfast.doctor.connect import TABLE, judge
 from holdfast.doctor.examined import FilesExamined
-from holdfast.doctor.findings import Place
-from holdfast.doctor.properties_files import Documents, Entry
+from holdfast.doctor.findings import Location
+from holdfast.doctor.properties_files import Documents, PropertyEntry
 
 OTHER_NAMES: Final[Mapping[str, str]] = {
     "auto-commit-interval": "auto.commit.interval.ms",
@@ -56,11 +56,11 @@ def is_spring(documents: Documents) -> bool:
     return any(map(_is_spring, documents))
 
 
-def _is_spring(entries: Sequence[Entry]) -> bool:
+def _is_spring(entries: Sequence[PropertyEntry]) -> bool:
     return any(_name(entry).startswith(("spring.kafka.", STREAM)) for entry in entries)
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: PropertyEntry) -> str:
     """The whole name, what Spring Cloud Stream says as if it stood under `spring.kafka`."""
     name = ".".join(entry.path)
     for pattern, instead in REWRITTEN:
@@ -80,7 +80,7 @@ def examine_spring(path: str, documents: Documents, asked_as: str | None, result
     if any(".kafka.streams." in name for name in names):
         result.examination.examined.append(f"{path} as Kafka Streams in Spring")
         handlers = {
-            name: Setting(name, entry.value, Place(path, entry.line))
+            name: Setting(name, entry.value, Location(path, entry.line))
             for entry in itertools.chain(*documents)
             if HANDLER.search(name := _name(entry))
         }
@@ -100,7 +100,7 @@ def _plays(role: Role, names: Sequence[str]) -> bool:
 
 
 def spring_clients(path: str, documents: Documents, role: Role) -> Iterator[ClientSettings]:
-    base: list[Entry] = []
+    base: list[PropertyEntry] = []
     for entries in documents:
         profile = any("on-profile" in entry.path[-1] or entry.path[-1] == "profiles" for entry in entries)
         merged = [*base, *entries]
@@ -115,11 +115,11 @@ def spring_clients(path: str, documents: Documents, role: Role) -> Iterator[Clie
             if any(".".join(entry.path).startswith("spring.cloud.stream.") for entry in merged):
                 defaults |= BINDER_DEFAULTS
             yield make_settings(
-                role, Client.JAVA, Place(path), list(last.values()), style="spring", defaults=defaults
+                role, Client.JAVA, Location(path), list(last.values()), style="spring", defaults=defaults
             )
 
 
-def _spring_setting(path: str, entry: Entry, role: Role) -> Iterator[Setting]:
+def _spring_setting(path: str, entry: PropertyEntry, role: Role) -> Iterator[Setting]:
     parts = _name(entry).split(".")
     if parts[:2] != ["spring", "kafka"]:
         return
@@ -129,13 +129,13 @@ def _spring_setting(path: str, entry: Entry, role: Role) -> Iterator[Setting]:
     elif parts and parts[0] != "properties" and parts[0] != "bootstrap-servers":
         return
     if parts and parts[0] == "properties":
-        yield Setting(".".join(parts[1:]).strip("[]"), entry.value, Place(path, entry.line))
+        yield Setting(".".join(parts[1:]).strip("[]"), entry.value, Location(path, entry.line))
         return
     kebab = re.sub(r"(?<=[a-z])([A-Z])", r"-\1", ".".join(parts)).replace("_", "-").lower()
     if not kebab.startswith(("ssl.", "security.")):
         # A name that is none of Spring's is in Kafka's spelling: the check of names says what was meant.
         known = OTHER_NAMES.get(kebab, kebab.replace("-", "."))
-        yield Setting(known, _spring_value(known, entry.value), Place(path, entry.line))
+        yield Setting(known, _spring_value(known, entry.value), Location(path, entry.line))
 
 
 def _spring_value(name: str, value: Any) -> Any:

@@ -25,7 +25,7 @@ from holdfast.doctor.findings import (
     DoctorError,
     Examination,
     Finding,
-    Place,
+    Location,
     Severity,
     Suppressed,
     finding,
@@ -42,7 +42,7 @@ class Suppression:
     where: str
     reason: str
     expires: datetime.date
-    place: Place
+    place: Location
 
     def covers(self, found: Finding) -> bool:
         if self.id != found.id:
@@ -85,7 +85,7 @@ def _entry(path: str, number: int, entry: Any) -> Suppression:
         str(entry["where"]).strip(),
         str(entry["reason"]).strip(),
         _day(where, entry["expires"]),
-        Place(path, 0, f"suppression {number}"),
+        Location(path, 0, f"suppression {number}"),
     )
 
 

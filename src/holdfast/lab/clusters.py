@@ -135,7 +135,7 @@ def _start_kafka(brokers: int, directory: Path) -> Cluster:
         raise
     names = {CONTROLLER: "controller"}
     nodes = tuple(
-        _node(names.get(number, f"broker {number}"), process.pid)
+        node_of(names.get(number, f"broker {number}"), process.pid)
         for number, process in made.processes.items()
     )
     return Cluster(directory, "kafka", made.bootstrap_servers, nodes)
@@ -159,10 +159,10 @@ def _start_holdfast(directory: Path) -> Cluster:
             process.kill()
             raise ClusterFailed(f"the broker did not start; its log is {directory / 'broker.log'}")
         time.sleep(POLL_SECONDS)
-    return Cluster(directory, "holdfast", address, (_node("broker 1", process.pid),))
+    return Cluster(directory, "holdfast", address, (node_of("broker 1", process.pid),))
 
 
-def _node(name: str, pid: int) -> Node:
+def node_of(name: str, pid: int) -> Node:
     started = started_at(pid)
     if started is None:
         raise ClusterFailed(f"{name} ended as soon as it was started")

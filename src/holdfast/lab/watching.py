@@ -34,7 +34,7 @@ NOBODY_COORDINATES: Final = frozenset(
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     }
 )
-"""A broker that has just started; it is asked again."""
+"""Errors of a broker that has just started: the lab retries."""
 ASK_SECONDS: Final = 10.0
 
 
@@ -149,7 +149,7 @@ class Watching:
         )
         return message_id
 
-    def position(self, engine: Engine, group: str, topic: str, partition: int = 0) -> int:
+    def committed_offset(self, engine: Engine, group: str, topic: str, partition: int = 0) -> int:
         """Where the broker says that a group stands; −1: nowhere."""
         found = committed(engine.bootstrap_servers, group, topic, partition)
         self.note("position", "lab", group=group, topic=topic, partition=partition, offset=found)
@@ -189,7 +189,7 @@ class Watching:
 
 
 def committed(bootstrap_servers: str, group: str, topic: str, partition: int) -> int:
-    """A group's position, asked as a member asks; −1: none.
+    """A group's committed offset, asked for as a member does; −1 where it has none.
 
     Not by librdkafka's admin client: it dies (2.16) when Apache Kafka has just started and does not know yet who
     coordinates the group.
@@ -206,7 +206,7 @@ def committed(bootstrap_servers: str, group: str, topic: str, partition: int) ->
         return found
 
     try:
-        found = wait_until(ask, f"the position of {group} is told")
+        found = wait_until(ask, f"the committed offset of {group} is known")
         return max(int(found.offset), -1)
     finally:
         consumer.close()

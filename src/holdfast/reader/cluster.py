@@ -4,7 +4,7 @@ The rules kept here:
 
 - A question about a partition goes to the broker that leads it (`Brokers`). Where that is, is remembered and asked for
   again when a broker says it is somewhere else, or is gone.
-- What time may mend (an election, a broker that restarts, metadata that has not arrived everywhere) is asked again
+- What time may mend (an election, a broker that restarts, metadata that has not arrived everywhere) is retried
   until `default.api.timeout.ms` has passed; what it cannot mend is raised at once. The first contact is different: if
   no bootstrap server answers within `socket.connection.setup.timeout.ms`, the address is taken to be wrong.
 """
@@ -249,7 +249,7 @@ class Cluster(Brokers):
         return self._addresses.get(broker_id) == connection.address
 
     def retrying(self, attempt: Callable[[], T], deadline_ms: int | None = None) -> T:
-        """What an attempt returns, made again while nobody can be reached."""
+        """What an attempt returns, retried while nobody can be reached."""
         deadline_s = time.monotonic() + (deadline_ms or self.settings.deadline_ms) / 1000
         while True:
             try:

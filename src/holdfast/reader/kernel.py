@@ -3,11 +3,11 @@
 Every process that reads pays for this start, and a Spark job starts many. numba takes a quarter of a second to import
 and seconds to compile, so the object code it makes is kept in a file and later linked by LLVM alone. The file's name
 holds a digest of everything the code depends on: the sources, LLVM's version, and the processor with its features. Its
-first bytes are a digest of the rest, so that a file cut short is made again and not run.
+first bytes are a digest of the rest, so that a file cut short is rebuilt and not run.
 
 Code is loaded from places that nobody but us, root or the package's owner can write to: beside the package, in the
 user's cache directory, or in a private directory under the temporary one. `HOLDFAST_CACHE_DIR` names another. Where
-none can be written to, the code is made anew in each process, which works and is slow.
+none can be written to, the code is compiled anew in each process, which works and is slow.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Ends are fixed when the reading begins, so it ends even while others write. "lat
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -33,11 +34,26 @@ def read(
     partitions: Collection[int] | None = None,
     batch_bytes: int = 4 << 20,
     headers: bool = True,
-) -> Iterator[pa.RecordBatch]:
-    """The records of a topic between two places. A time is that of the first record written at or after it."""
-    with Cluster({**(settings or {}), "bootstrap.servers": bootstrap}) as cluster:
+) -> pa.RecordBatchReader:
+    """The records of a topic between two places, as a stream that pandas, Polars and DuckDB read as well.
+
+    A time is that of the first record written at or after it. The brokers are asked for the ends at once, so a topic
+    that is missing raises here; records are fetched as batches are taken. The reader can be read once.
+    """
+    import pyarrow as pa
+
+    from holdfast.reader.arrow import SCHEMA
+
+    with ExitStack() as stack:
+        cluster = stack.enter_context(Cluster({**(settings or {}), "bootstrap.servers": bootstrap}))
         ranges = ranges_of(cluster, topic, start=start, end=end, isolation=isolation, partitions=partitions)
-        yield from cluster.read(ranges, isolation=isolation, batch_bytes=batch_bytes, headers=headers)
+        batches = cluster.read(ranges, isolation=isolation, batch_bytes=batch_bytes, headers=headers)
+        return pa.RecordBatchReader.from_batches(SCHEMA(), _closing(batches, stack.pop_all()))
+
+
+def _closing(batches: Iterator[pa.RecordBatch], stack: ExitStack) -> Iterator[pa.RecordBatch]:
+    with stack:
+        yield from batches
 
 
 def ranges_of(

@@ -36,7 +36,7 @@ def test_hf306_poison_plain_client_that_insists_never_gets_past_it(here: Scene) 
         insisting = here.consumer(f"{topic}-insists")
         insisting.subscribe([topic])
         try:
-            while here.position(f"{topic}-insists", topic) < COUNT:
+            while here.committed_offset(f"{topic}-insists", topic) < COUNT:
                 (message,) = take(insisting, 1)
                 poisoned(message)
                 insisting.commit(message=message, asynchronous=False)

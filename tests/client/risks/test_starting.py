@@ -76,7 +76,7 @@ def test_hf305_forgotten_positions_ours_stops_and_asks(here: Scene) -> None:
         handled(here, topic, topic, 1)
     assert here.committed(topic) == {}
     assert handled(here, topic, topic, 10, lost_offsets="earliest") == numbers(0, 10)
-    assert here.position(topic, topic) == 10
+    assert here.committed_offset(topic, topic) == 10
     # That settles it.
     here.write(topic, {0: ["later"]})
     assert handled(here, topic, topic, 1) == ["later"]
@@ -114,4 +114,4 @@ def test_hf305_position_that_left_the_log_ours_stops_and_asks(here: Scene) -> No
     expire(here, topic, 5)
     with pytest.raises(CommittedOffsetLost, match="2 messages expired"):
         handled(here, topic, topic, 1)
-    assert here.position(topic, topic) == 3
+    assert here.committed_offset(topic, topic) == 3

@@ -3,7 +3,7 @@
 It begins at the group's committed offset; where there is none, at the beginning, on partitions that were added later
 too (HF304). A committed offset that the log does not hold any more means that messages expired before they were
 handled, or that the topic was recreated: the member stops and says so, unless it was told where to go on (HF305,
-HF206). So it does when the group has no committed offset and had one before, as its memory tells, and when the offset
+HF206). So it does when the group has no committed offset and had one before, as its marks tell, and when the offset
 is of another topic of the same name: one that was deleted, and recreated since, before the member took it over or under
 its eyes. The topic's id is stored beside each committed offset (see `commits.Note`), so that is noticed whenever the
 topic is looked at next.
@@ -25,7 +25,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 from confluent_kafka import Consumer as RawConsumer
 
 from holdfast.client.consuming.commits import Note
-from holdfast.client.consuming.memory import GroupMemory, Mark
+from holdfast.client.consuming.marks import GroupMarks, Mark
 from holdfast.client.errors import ClientError
 from holdfast.client.process import say
 from holdfast.client.settings import is_incremental, shared_settings
@@ -36,10 +36,10 @@ LostOffsets: TypeAlias = Literal["stop", "earliest", "latest"]
 ANSWER_SECONDS: Final = 30.0
 """How long the broker has to say where a group is."""
 MEMBER_ANSWER_SECONDS: Final = 5.0
-"""How long it has to say so to a member, before it is asked by somebody who is none, see `_committed`; and how long it
-has to tell a topic's id while work waits for it."""
+"""How long it has to say so to a member, before we ask it without being one, see `_committed`; and how long it has to
+tell a topic's id while work waits for it."""
 PATIENCE_SECONDS: Final = 60.0
-"""How long it is asked again when it cannot say; well below max.poll.interval.ms, within which a member must answer."""
+"""How long we retry while the broker cannot say; well below max.poll.interval.ms, within which a member must answer."""
 AGAIN_SECONDS: Final = 0.5
 HOPELESS: Final = frozenset(
     (
@@ -78,23 +78,23 @@ class UnreadableMessages(ClientError):
 class Start(NamedTuple):
     """Where a member begins on a partition."""
 
-    position: int
-    """Negative: at the beginning of the log."""
+    offset: int
+    """The committed offset, or the one decided on; negative for the beginning of the log."""
     note: str = ""
-    """What was stored beside the position."""
+    """Its metadata."""
     read_from: int | None = None
-    """An offset before the position, when something before it is to be read again."""
+    """An offset before the committed offset, when something before it is to be read again."""
     is_stored: bool = True
-    """False: it was decided on now, and what comes behind it is lost if it is decided on once more."""
+    """False where it was decided on now: what comes behind it is lost if it is decided on once more."""
     changelog: str = ""
-    """Which state belongs to the position, as stored beside it; see `changelog`."""
+    """Which state belongs to the committed offset, by its metadata; see `changelog`."""
 
 
 def messages(consumer: Any, seconds: float, most: int) -> Iterator[Any]:
     """Up to `most` messages, the first of which may take so long.
 
     One at a time: a batch could hold messages that were read before a rebalance took their partition away, or gave
-    it back at another position.
+    it back at another offset.
     """
     raw = consumer.poll(seconds)
     while raw is not None:
@@ -108,7 +108,7 @@ def _differ(stored: str, now: str) -> bool:
     return bool(stored and now) and stored != now and NONE not in (stored, now)
 
 
-def _without_position(committed: list[TopicPartition]) -> list[PartitionKey]:
+def _without_committed_offset(committed: list[TopicPartition]) -> list[PartitionKey]:
     return [(each.topic, each.partition) for each in committed if each.error is None and each.offset < 0]
 
 
@@ -119,14 +119,15 @@ class Assignment:
         lost_offsets: LostOffsets,
         *,
         say: Callable[[str], None] = say,
-        memory: GroupMemory | None = None,
+        marks: GroupMarks | None = None,
         settings: Mapping[str, Any] | None = None,
         ids: TopicIds | None = None,
         sources: Collection[Source] = (),
     ) -> None:
         """`sources` are what is subscribed to: partitions of our own dead letters, which a pattern may bring, are left
         alone. `settings` are the consumer's own: with them another one can be made that asks in its place, and somebody
-        who asks for topics' ids; without either, positions are not told from those of another topic of the name."""
+        who asks for topics' ids; without either, committed offsets are not told from those of another topic of the
+        name."""
         self._settings = settings
         self._ids = TopicIds(settings) if ids is None and settings is not None else ids
         self._sources = sources
@@ -135,22 +136,22 @@ class Assignment:
         """Which topic we believe to read, where that is known."""
         self._consumer = consumer
         self._lost_offsets = lost_offsets
-        self._memory = memory
+        self._marks = marks
         self.is_incremental = is_incremental(settings or {})
         """Whether rebalances take single partitions: cooperative assignors, and the new group protocol."""
         self._say = say
 
     def take_over(self, partitions: list[TopicPartition], lookback: int = 0) -> dict[PartitionKey, Start]:
-        """Take partitions over, reading so many offsets before the position of each again."""
+        """Take partitions over, reading so many offsets before the committed offset of each again."""
         alone, partitions = self.divide(partitions)
         starts: dict[PartitionKey, Start] = {}
         if partitions:
             committed = self._patiently(lambda: self._committed(partitions))
             forgotten = self._patiently(partial(self._forgotten, committed))
             if forgotten:
-                # Another member may have had them since, and a position is stored before its mark is.
+                # Another member may have had them since, and a committed offset is stored before its mark is.
                 committed = self._patiently(lambda: self._committed(partitions))
-                missing = set(_without_position(committed))
+                missing = set(_without_committed_offset(committed))
                 forgotten = {key: mark for key, mark in forgotten.items() if key in missing}
             ids = self._topic_ids({each.topic for each in partitions})
             for each in committed:
@@ -164,7 +165,7 @@ class Assignment:
                 )
         self.assign(
             [
-                TopicPartition(*key, start.position if start.read_from is None else start.read_from)
+                TopicPartition(*key, start.offset if start.read_from is None else start.read_from)
                 for key, start in starts.items()
             ]
             + alone
@@ -219,13 +220,13 @@ class Assignment:
         )
 
     def _forgotten(self, committed: list[TopicPartition]) -> dict[PartitionKey, Mark]:
-        """Partitions that this group had a position of, and has none any more."""
-        return self._memory.find(_without_position(committed)) if self._memory is not None else {}
+        """Partitions that this group had a committed offset of, and has none any more."""
+        return self._marks.find(_without_committed_offset(committed)) if self._marks is not None else {}
 
     def _start_of_forgotten(self, mark: Mark) -> int:
         place = f"{mark.topic}-{mark.partition}"
         since = time.strftime("%Y-%m-%d", time.gmtime(mark.since_ms / 1000))
-        what = f"{place}: group '{mark.group}' has worked here since {since}, and has no position any more"
+        what = f"{place}: group '{mark.group}' has worked here since {since}, and has no committed offset any more"
         if self._lost_offsets == "stop":
             raise CommittedOffsetLost(
                 f"{what}: it expired (offsets.retention.minutes), or was deleted. To begin again would repeat what was "
@@ -242,8 +243,8 @@ class Assignment:
             start = Start(self.start_of_recreated(key, self._id_of[key], note.topic_id), is_stored=False)
             return start._replace(changelog=note.changelog)
         position = self.start(committed)
-        if self._memory is not None and note.is_remembered and committed.offset >= 0:
-            self._memory.known(key)
+        if self._marks is not None and note.is_remembered and committed.offset >= 0:
+            self._marks.known(key)
         is_stored = position == committed.offset
         start = Start(position, note.seen if is_stored else "", is_stored=is_stored, changelog=note.changelog)
         if position <= 0 or not lookback:
@@ -254,12 +255,12 @@ class Assignment:
     # Topics that are recreated
 
     def note(self, key: PartitionKey, *, seen: str = "", changelog: str = "") -> str:
-        """What to store beside a position of ours."""
-        is_remembered = self._memory is not None and self._memory.is_remembered(key)
+        """The metadata that we commit with an offset."""
+        is_remembered = self._marks is not None and self._marks.is_remembered(key)
         return Note(is_remembered, self._id_of.get(key, ""), changelog, seen).encode()
 
     def _topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """Which topics these are now. Where that cannot be had, those of the stored positions are believed, until a
+        """Which topics these are now. Where that cannot be had, those of the committed offsets are believed, until a
         later look tells."""
         try:
             return {} if self._ids is None else self._ids.known(topics)
@@ -293,8 +294,8 @@ class Assignment:
         """Where to go on in a topic that took the place of the one we had; raises unless somebody has decided that."""
         topic, partition = key
         what = (
-            f"topic '{topic}' was deleted and recreated: this group's position of {topic}-{partition} is of the topic "
-            f"with id {old or self._id_of[key]}, and now the id is {new}"
+            f"topic '{topic}' was deleted and recreated: this group's committed offset of {topic}-{partition} is of "
+            f"the topic with id {old or self._id_of[key]}, and now the id is {new}"
         )
         if self._lost_offsets == "stop":
             raise TopicRecreated(
@@ -368,7 +369,7 @@ class Assignment:
             self._consumer.unassign()
 
     def start(self, committed: TopicPartition) -> int:
-        """Where to begin, given a position that was stored: there, if the log still holds it."""
+        """Where to begin, given a committed offset: there, if the log still holds it."""
         if committed.error is not None:
             raise KafkaException(committed.error)
         if committed.offset < 0:
@@ -380,7 +381,7 @@ class Assignment:
         return self.elsewhere(committed, low, high)
 
     def elsewhere(self, lost: TopicPartition, low: int | None = None, high: int | None = None) -> int:
-        """Where to go on when a position is not in the log; raises unless somebody has decided that."""
+        """Where to go on when a committed offset is not in the log; raises unless somebody has decided that."""
         key = (lost.topic, lost.partition)
         for new in self.recreated([key], waits=True).values():
             return self.start_of_recreated(key, new)
@@ -394,11 +395,11 @@ class Assignment:
                 else "it was cut off, or brought back from an older copy, and may hold other messages there by now"
             )
             raise CommittedOffsetLost(
-                f"{place}: this group's position {lost.offset} is outside the log, which holds {low} to {high}: {how}. "
-                f"{WAY_OUT}"
+                f"{place}: this group's committed offset {lost.offset} is outside the log, which holds {low} to "
+                f"{high}: {how}. {WAY_OUT}"
             )
         self._say(
-            f"{place}: position {lost.offset} is outside the log ({low} to {high}); "
+            f"{place}: committed offset {lost.offset} is outside the log ({low} to {high}); "
             f"going on at the {self._lost_offsets}"
         )
         return low if self._lost_offsets == "earliest" else high
@@ -407,8 +408,8 @@ class Assignment:
         """What an error among the messages means: a reason to stop, or nothing that lasts."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             return CommittedOffsetLost(
-                f"{raw.topic()}-{raw.partition()}: the position {raw.offset()} of this group is not in the log any "
-                f"more ({error.str()}). Messages may have expired before they were handled. {WAY_OUT}"
+                f"{raw.topic()}-{raw.partition()}: the committed offset {raw.offset()} of this group is not in the log "
+                f"any more ({error.str()}). Messages may have expired before they were handled. {WAY_OUT}"
             )
         if error.code() in UNREADABLE:
             return UnreadableMessages(
@@ -482,7 +483,7 @@ def seek(consumer: Any, place: TopicPartition) -> None:
 def is_member(consumer: Any, metadata: bytes) -> bool:
     """Whether group metadata is that of a member.
 
-    A member that lost its membership and has not been told yet has none, and a broker takes positions that come in a
+    A member that lost its membership and has not been told yet has none, and a broker takes offsets that come in a
     transaction without a member as those of a program that uses no group: nothing would fence them.
     """
     if metadata.startswith(METADATA):

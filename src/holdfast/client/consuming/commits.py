@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.errors import ClientError
+from holdfast.client.metrics import UNWATCHED, Tally
 from holdfast.client.spool.format import PartitionKey
 
 AGAIN_SECONDS: Final = 0.2
@@ -36,7 +37,7 @@ FENCED: Final = frozenset(
         KafkaError._FENCED,
     )
 )
-"""The positions are not ours to move any more; the work will be done again by the new owner."""
+"""The partitions are not ours to commit any more; the new owner does the work again."""
 HOPELESS: Final = frozenset(
     (
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -71,16 +72,21 @@ class OffsetsNotCommitted(ClientError):
 
 class Commits:
     def __init__(
-        self, consumer: Any, say: Callable[[str], None], note: Callable[[PartitionTracker], str]
+        self,
+        consumer: Any,
+        say: Callable[[str], None],
+        note: Callable[[PartitionTracker], str],
+        tally: Tally = UNWATCHED,
     ) -> None:
-        """`note` gives what is stored beside a position, as of that position."""
+        """`note` gives the metadata of an offset that is to be committed."""
         self._consumer = consumer
         self._say = say
         self._note = note
+        self._tally = tally
         self._asked: dict[PartitionKey, tuple[PartitionTracker, int]] = {}
         """The commit under way."""
         self.error: BaseException | None = None
-        """Why positions can never be committed."""
+        """Why offsets can never be committed."""
 
     def commit_soon(self, trackers: Iterable[PartitionTracker]) -> None:
         """Send what there is to commit, unless an earlier commit has not been answered."""
@@ -89,7 +95,7 @@ class Commits:
         news = [tracker for tracker in trackers if tracker.has_news and not tracker.is_closed]
         if not news:
             return
-        self._asked = {(each.topic, each.partition): (each, each.position) for each in news}
+        self._asked = {(each.topic, each.partition): (each, each.commit_offset) for each in news}
         try:
             self._consumer.commit(offsets=[self._asking(each) for each in news], asynchronous=True)
         except KafkaException as refused:
@@ -102,6 +108,7 @@ class Commits:
         if error is not None:
             self._refused(error)
             return
+        self._tally.add("holdfast_consumer_commits_total")
         for each in stored:
             tracker, position = asked.get((each.topic, each.partition), (None, -1))
             if each.error is not None:
@@ -125,7 +132,7 @@ class Commits:
                 problem = OffsetsNotCommitted(
                     f"finished work is not committed and will be handed out again: {error.name()}: {error.str()}; "
                     + ", ".join(
-                        f"{each.topic}-{each.partition} to {each.position}, "
+                        f"{each.topic}-{each.partition} to {each.commit_offset}, "
                         f"committed {each.committed if each.committed >= 0 else 'nothing'}"
                         for each in news
                     )
@@ -142,7 +149,9 @@ class Commits:
             answers = self._consumer.commit(offsets=[self._asking(each) for each in news], asynchronous=False)
         except KafkaException as refused:
             error: KafkaError = refused.args[0]
+            self._tally.add("holdfast_consumer_commit_failures_total")
             return error
+        self._tally.add("holdfast_consumer_commits_total")
         by_key = {(each.topic, each.partition): each for each in answers or ()}
         problem: KafkaError | None = None
         for tracker in news:
@@ -150,23 +159,24 @@ class Commits:
             if answer is not None and answer.error is not None:
                 problem = answer.error
             else:
-                tracker.committed = tracker.position
+                tracker.committed = tracker.commit_offset
         return problem
 
     def _asking(self, tracker: PartitionTracker) -> TopicPartition:
         note = self._note(tracker)
         if note:
-            return TopicPartition(tracker.topic, tracker.partition, tracker.position, metadata=note)
-        return TopicPartition(tracker.topic, tracker.partition, tracker.position)
+            return TopicPartition(tracker.topic, tracker.partition, tracker.commit_offset, metadata=note)
+        return TopicPartition(tracker.topic, tracker.partition, tracker.commit_offset)
 
     def _refused(self, error: KafkaError) -> None:
+        self._tally.add("holdfast_consumer_commit_failures_total")
         kind = refusal(error)
         if kind is Refusal.HOPELESS:
             self.error = self.error or KafkaException(error)
         elif kind is Refusal.FENCED:
-            self._say(f"positions are not ours to commit any more: {error.str()}")
+            self._say(f"these partitions are not ours to commit any more: {error.str()}")
         else:
-            self._say(f"positions were not committed, and will be again: {error.str()}")
+            self._say(f"offsets were not committed, and will be again: {error.str()}")
 
 
 REMEMBERED: Final = "hfk"
@@ -177,11 +187,12 @@ _FIELD = re.compile(rf"({REMEMBERED}|{TOPIC_ID}|{CHANGELOG})(?::([^;]*))?;")
 
 class Note(NamedTuple):
     is_remembered: bool = False
-    """Whether the group's mark for the partition is written; see `memory`."""
+    """Whether the group's mark for the partition is written; see `marks`."""
     topic_id: str = ""
-    """Which topic the position is of: another one of the same name begins anew. Empty: not known."""
+    """The id of the topic that the committed offset belongs to: another topic of the same name begins anew. Empty where
+    it is not known."""
     changelog: str = ""
-    """Which state belongs to the position; see `changelog`. Empty: none."""
+    """Which state belongs to the committed offset; see `changelog`. Empty for a consumer without state."""
     seen: str = ""
 
     def encode(self) -> str:

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.consuming.workers import Run
 from holdfast.client.messages import Message, check_outcome
+from holdfast.client.metrics import UNWATCHED, Tally
 from holdfast.client.process import end_if_forked
 from holdfast.client.retries import Again, RetryPolicy
 
@@ -58,8 +59,9 @@ class _GivenUp(NamedTuple):
 class Handling:
     """A handler with its policy."""
 
-    def __init__(self, policy: RetryPolicy, set_aside: SetAside) -> None:
+    def __init__(self, policy: RetryPolicy, set_aside: SetAside, tally: Tally = UNWATCHED) -> None:
         self._policy = policy
+        self._tally = tally
         self._set_aside = set_aside
         self._pid = os.getpid()
 
@@ -196,6 +198,7 @@ class Handling:
             verdict = policy.judge(error, attempts, time.monotonic() - began)
             if not isinstance(verdict, Again):
                 return _GivenUp(verdict.reason, error, attempts)
+            self._tally.add("holdfast_consumer_retries_total")
             await _wait(way, verdict.seconds, tracker)
             error = None
         raise AssertionError("there is no end to the attempts")

@@ -1,8 +1,8 @@
 """The poll loop of a consumer: the one thread that talks to the broker.
 
 It never stops polling while it is a member, so that long work does not cost membership (C8): partitions with too much
-under way are paused, and resumed when there is room. Finished work comes back to this thread, which alone moves
-positions and commits them. A position moves for one reason only: every message before it was handled, set aside in the
+under way are paused, and resumed when there is room. Finished work comes back to this thread, which alone moves offsets
+and commits them. A committed offset moves for one reason only: every message before it was handled, set aside in the
 dead-letter topic, or a duplicate of one that was. Cancellation, shutdown, an exception and the loss of a partition move
 nothing.
 
@@ -11,7 +11,7 @@ committed and the partitions are let go of. What finishes later does not count. 
 committed: they may have a new owner already.
 
 Messages are read in batches. Callbacks of a rebalance run inside the read, and a batch may hold messages that were read
-before a partition was taken over anew; those are dropped, and the partition is read again from its position.
+before a partition was taken over anew; those are dropped, and the partition is read again from its committed offset.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 
 from holdfast.client.consuming.assignment import Assignment, LostOffsets, Source, Start
 from holdfast.client.consuming.commits import Commits
-from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory
+from holdfast.client.consuming.marks import MARKS_TOPIC, GroupMarks
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.consuming.workers import Pool, Reports
 from holdfast.client.dedupe import Dedupe, Seen
 from holdfast.client.errors import ClientError
 from holdfast.client.messages import OFFSET, PARTITION, Fields, Message, all_fields, as_message
+from holdfast.client.metrics import UNWATCHED, Tally
 from holdfast.client.process import say
 from holdfast.client.retries import HeldBack
 from holdfast.client.spool.format import PartitionKey
@@ -68,7 +69,7 @@ class Options:
     drain_seconds: float = 20.0
     last_commit_seconds: float = 10.0
     """How long the commit is tried when partitions are let go of, and at the end."""
-    memory_topic: str | None = MEMORY_TOPIC
+    marks_topic: str | None = MARKS_TOPIC
 
 
 class Loop:
@@ -83,9 +84,10 @@ class Loop:
         *,
         is_stopping: Callable[[], bool],
         held: Mapping[str, HeldBack],
-        memory: GroupMemory | None = None,
+        marks: GroupMarks | None = None,
         settings: Mapping[str, Any] | None = None,
         sources: Sequence[Source] = (),
+        tally: Tally = UNWATCHED,
     ) -> None:
         """`make_consumer` makes one that tells the function it is given of answers to commits; `held` keeps what is
         not due yet, by retry topic."""
@@ -100,12 +102,12 @@ class Loop:
         self._dedupe = Dedupe() if options.dedupe == "hf-id" else options.dedupe
         self._held = held
         self._consumer = make_consumer(lambda error, stored: self._commits.answered(error, stored))
-        self._commits = Commits(self._consumer, say, self._note)
-        self._memory = memory
+        self._commits = Commits(self._consumer, say, self._note, tally)
+        self._marks = marks
         self._assignment = Assignment(
             self._consumer,
             options.lost_offsets,
-            memory=memory,
+            marks=marks,
             settings=settings,
             sources=sources,
         )
@@ -172,8 +174,8 @@ class Loop:
                 pool.close(CLOSE_SECONDS if is_drained else 0.0)
             self._consumer.close()
             self._assignment.close()
-            if self._memory is not None:
-                self._memory.close()
+            if self._marks is not None:
+                self._marks.close()
 
     # Reading
 
@@ -255,7 +257,8 @@ class Loop:
     # Retry topics
 
     def _give_when_due(self, message: Message, tracker: PartitionTracker, held: HeldBack) -> None:
-        """A message that must wait is not begun, so no position passes it; its partition is paused meanwhile."""
+        """A message that must wait is not begun, so no committed offset passes it; its partition is paused
+        meanwhile."""
         if held.hold(message, time.time_ns() // 1_000_000):
             self._pause([(tracker.topic, tracker.partition)])
             return
@@ -298,7 +301,7 @@ class Loop:
         return [message for message in run if OFFSET(message) >= position]
 
     def _pass_over(self, run: Sequence[Fields], fresh: Sequence[Fields], tracker: PartitionTracker) -> None:
-        """Duplicates are finished by being one; the position waits for what is before them."""
+        """Duplicates are finished by being one; the committed offset waits for what is before them."""
         new = set(map(OFFSET, fresh))
         known = [offset for offset in map(OFFSET, run) if offset not in new]
         self.duplicates += len(known)
@@ -339,6 +342,16 @@ class Loop:
         self._begin(key, Start(start, is_stored=False))
         self._read_again({key: start})
 
+    def numbers(self) -> dict[str, float]:
+        """For `metrics`."""
+        trackers = list(self._trackers.values())
+        return {
+            "holdfast_consumer_handled_total": self.handled,
+            "holdfast_consumer_duplicates_total": self.duplicates,
+            "holdfast_consumer_partitions": len(trackers),
+            "holdfast_consumer_in_flight": sum(map(len, trackers)),
+        }
+
     # Finished work
 
     def _take_finished(self) -> None:
@@ -354,12 +367,12 @@ class Loop:
     def _note(self, tracker: PartitionTracker) -> str:
         key = (tracker.topic, tracker.partition)
         seen = self._seen.get(key)
-        return self._assignment.note(key, seen=seen.note(tracker.position) if seen is not None else "")
+        return self._assignment.note(key, seen=seen.note(tracker.commit_offset) if seen is not None else "")
 
     def _remember(self, trackers: Iterable[PartitionTracker]) -> None:
-        """That this group has positions: those that are stored."""
-        if self._memory is not None:
-            self._memory.remember((each.topic, each.partition) for each in trackers if each.committed >= 0)
+        """That this group has committed offsets: those that are stored."""
+        if self._marks is not None:
+            self._marks.remember((each.topic, each.partition) for each in trackers if each.committed >= 0)
 
     # Bounding what is under way
 
@@ -418,7 +431,7 @@ class Loop:
         self._remember(self._trackers[key] for key in starts)
 
     def _begin(self, key: PartitionKey, start: Start) -> None:
-        position = start.position
+        position = start.offset
         self._trackers[key] = PartitionTracker(*key, position, is_stored=start.is_stored)
         self._has_decided |= position >= 0 and not start.is_stored
         if position < 0:

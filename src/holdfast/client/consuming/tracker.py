@@ -1,8 +1,8 @@
 """How far a partition has been worked through: the first message that is not finished, whatever finished behind it.
 
-Messages are begun in the order of their offsets, which may have gaps (compaction, markers and aborted records),
-and finish in any order. Only the front of finished work may be committed: a position says that everything before it is
-done. One slow message holds back its own partition and no other.
+Messages are begun in the order of their offsets, which may have gaps (compaction, markers and aborted records), and
+finish in any order. Only the front of finished work may be committed: an offset that is committed says that everything
+before it is done. One slow message holds back its own partition and no other.
 
 A tracker belongs to one assignment of its partition. When the partition is taken away the tracker is closed, and
 whatever finishes afterwards is told that it does not count: another member may have the partition by now.
@@ -19,7 +19,7 @@ from holdfast.errors import UsageError
 
 class PartitionTracker:
     def __init__(self, topic: str, partition: int, start: int, *, is_stored: bool = True) -> None:
-        """`start` is the position of the group; negative when it has none, and begins wherever the log does.
+        """`start` is the committed offset of the group; negative when it has none, and begins wherever the log does.
 
         One that was decided on and is not stored is to be committed, or it would be decided on again.
         """
@@ -27,7 +27,7 @@ class PartitionTracker:
         self.partition = partition
         self._is_placed = start >= 0
         """Whether it is known where the log begins, for a group that begins there."""
-        self.position = max(start, 0)
+        self.commit_offset = max(start, 0)
         """What may be committed: everything before it is finished."""
         self._under_way: deque[int] = deque()
         self._finished: set[int] = set()
@@ -42,7 +42,7 @@ class PartitionTracker:
         close_in_child(self)
 
     def __repr__(self) -> str:
-        return f"<{self.topic}-{self.partition} at {self.position}, {len(self)} under way>"
+        return f"<{self.topic}-{self.partition} at {self.commit_offset}, {len(self)} under way>"
 
     def __len__(self) -> int:
         """Messages begun and not finished."""
@@ -57,7 +57,7 @@ class PartitionTracker:
     def has_news(self) -> bool:
         """Whether there is something to commit: where a new group begins, too, so that what expires from then on
         is missed."""
-        return self._is_placed and self.position != self.committed
+        return self._is_placed and self.commit_offset != self.committed
 
     def begin(self, offset: int) -> None:
         """A message was taken up."""
@@ -73,7 +73,7 @@ class PartitionTracker:
             )
         if not self._under_way:
             # What lies between was never a message for us: nothing before this one is unfinished.
-            self.position = offsets[0]
+            self.commit_offset = offsets[0]
             self._is_placed = True
         self._under_way.extend(offsets)
         self.next_offset = offsets[-1] + 1
@@ -101,7 +101,7 @@ class PartitionTracker:
                 raise UsageError(f"{self.topic}-{self.partition}: {offset} is not under way")
             else:
                 finished.add(offset)
-        self.position = under_way[0] if under_way else self.next_offset
+        self.commit_offset = under_way[0] if under_way else self.next_offset
         return True
 
     def _are_first(self, offsets: Sequence[int]) -> bool:
@@ -117,7 +117,7 @@ class PartitionTracker:
         if offset > self.next_offset:
             self.next_offset = offset
             if not self._under_way:
-                self.position = offset
+                self.commit_offset = offset
 
     def close(self) -> None:
         """The partition is taken away: nothing that finishes from now on counts."""

@@ -7,7 +7,7 @@ refusal comes where it belongs. It is not the default because `idle_in_transacti
 while a pipeline is open, and ending it after each statement costs more than it gains.
 
 Handlers get the psycopg connection, inside of a transaction that psycopg does not let them commit; that they did not do
-so in SQL is looked at by the transaction's number before the positions advance.
+so in SQL is looked at by the transaction's number before the committed offsets advance.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class PostgresDatabase(Database):
             # The handler caught an error of the database: asking for the number again raises it.
             self.connection.execute(TRANSACTION_NUMBER)
         raise TransactionEnded(
-            "the handler ended the transaction it was given, so its results are not together with the positions: "
-            "leave COMMIT and ROLLBACK to the sink (a savepoint is fine)"
+            "the handler ended the transaction it was given, so its results are not together with the committed "
+            "offsets: leave COMMIT and ROLLBACK to the sink (a savepoint is fine)"
         )
 
     def pipeline(self) -> AbstractContextManager[Any]:

@@ -6,19 +6,19 @@
 
     DatabaseSink("localhost:9092", group="orders", topics=["orders"], database="postgresql://…").run(book)
 
-What handlers do on the connection they get, and the positions of their messages, are one transaction of the database.
-The group decides who reads what and nothing about what counts: positions are read from the database and advanced by
-compare-and-set, so a member that was replaced without knowing it rolls back.
+What handlers do on the connection they get, and the committed offsets of their messages, are one transaction of the
+database. The group decides who reads what and nothing about what counts: committed offsets are read from the database
+and advanced by compare-and-set, so a member that was replaced without knowing it rolls back.
 
 A partition is *ours*, paused, when the group gives it; it is *claimed* when our name stands in its row and reading
-began at the position in it. Whatever goes wrong with a partition (another owner, a lost connection, a broker that does
-not answer) ends its claim, forgets what was read and not stored, and claims it again when it is time: there is one way
-in, and none around the database.
+began at the committed offset in it. Whatever goes wrong with a partition (another owner, a lost connection, a broker
+that does not answer) ends its claim, forgets what was read and not stored, and claims it again when it is time: there
+is one way in, and none around the database.
 
 A handler that fails rolls its transaction back. Without a `RetryPolicy` the sink stops there. With one, what came
 before the message is stored, and its partition rests until the next attempt; a message that is given up on goes to the
-dead-letter topic, and only when it is safe there, the next transaction moves the position past it. A sink that dies
-between the two sets it aside a second time.
+dead-letter topic, and only when it is safe there, the next transaction moves the committed offset past it. A sink that
+dies between the two sets it aside a second time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as RawConsumer
@@ -44,8 +43,10 @@ from holdfast.client.consuming.assignment import (
 from holdfast.client.database.store import (
     Advance,
     Database,
+    HandlerFailure,
     Reconnecting,
     RefusedAtCommit,
+    Share,
     Start,
     Stored,
     Superseded,
@@ -64,12 +65,16 @@ from holdfast.client.messages import (
     described,
     from_raw,
 )
+from holdfast.client.metrics import UNWATCHED, Metrics, watching
 from holdfast.client.process import Runs, ending_in_child, say, stopping_on_signals
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.topic_ids import TopicIds, TopicRecreated
 from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.client.tracing import Tracing
 
 POLL_SECONDS: Final = 0.05
 RECLAIM_SECONDS: Final = 2.0
@@ -79,7 +84,7 @@ BUSY_SECONDS: Final = 0.1
 BUSY_ATTEMPTS: Final = 10
 """How often one transaction is tried while others are in its way, each of which waits for its locks as well."""
 SHOW_SECONDS: Final = 5.0
-"""How often positions are shown to the group, for tools that tell how far it is; nothing depends on them."""
+"""How often committed offsets are shown to the group, for tools that tell how far it is; nothing depends on them."""
 
 Handler: TypeAlias = Callable[[Message, Any], Any]
 BatchHandler: TypeAlias = Callable[[Sequence[Message], Any], Any]
@@ -103,6 +108,8 @@ class DatabaseSink(Runs):
         pipeline: bool = False,
         config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """A transaction holds up to `batch_messages`, and waits for more up to `batch_seconds`.
 
@@ -117,6 +124,8 @@ class DatabaseSink(Runs):
         `session.timeout.ms` is taken back, so that a member that sleeps does not hold its successor.
         """
         super().__init__("sink")
+        self._metrics = metrics
+        self._tracing = tracing
         if not topics:
             raise UsageError("a sink needs a topic")
         if batch_messages < 1:
@@ -154,13 +163,14 @@ class DatabaseSink(Runs):
     def run(self, handler: Handler) -> None:
         """Hand over message by message until stopped. An exception of the handler rolls back; see `retry`."""
         check_handler(handler)
+        handler = self._traced(handler)
 
         def work(batch: Sequence[Message], connection: Any) -> None:
             for index, message in enumerate(batch):
                 try:
                     check_outcome(handler(message, connection))
                 except Exception as error:
-                    raise _Failed(index, error) from error
+                    raise HandlerFailure(index, error) from error
 
         self._run(work)
 
@@ -170,46 +180,32 @@ class DatabaseSink(Runs):
         A batch that fails is handed over again in smaller ones, down to the message that fails alone.
         """
         check_handler(handler)
+        handler = self._traced(handler)
 
         def work(batch: Sequence[Message], connection: Any) -> None:
             try:
                 check_outcome(handler(batch, connection))
             except Exception as error:
-                raise _Failed(0 if len(batch) == 1 else None, error) from error
+                raise HandlerFailure(0 if len(batch) == 1 else None, error) from error
 
         self._run(work)
 
+    def _traced(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        return handler if self._tracing is None else self._tracing.handling(handler, self.group)
+
     def _run(self, work: BatchHandler) -> None:
         with self._one_run():
-            self._running = _Running(self, self._database, ending_in_child(work))
-            with stopping_on_signals(self.stop):
-                self._running.run()
-
-
-class _Failed(Exception):
-    """A handler failed, on the message with this index where that is known."""
-
-    def __init__(self, index: int | None, error: Exception) -> None:
-        super().__init__(described(error))
-        self.index = index
-        self.error = error
+            running = self._running = _Running(self, self._database, ending_in_child(work))
+            with (
+                watching(self._metrics, self.group, running.numbers) as running.tally,
+                stopping_on_signals(self.stop),
+            ):
+                self.aside.tally = running.tally
+                running.run()
 
 
 def _trouble(database: Database, error: BaseException) -> Trouble:
-    return database.trouble(error.error if isinstance(error, _Failed) else error)
-
-
-@dataclass
-class _Share:
-    """A partition that the group gave us."""
-
-    topic_id: str = ""
-    position: int = -1
-    """What the database says; the next transaction expects it."""
-    next_offset: int = -1
-    is_claimed: bool = False
-    claim_at: float = 0.0
-    """Not before this time."""
+    return database.trouble(error.error if isinstance(error, HandlerFailure) else error)
 
 
 class _Running:
@@ -218,7 +214,7 @@ class _Running:
     def __init__(self, sink: DatabaseSink, database: Database, handler: BatchHandler) -> None:
         self._sink = sink
         self._database = database
-        self._reasons: tuple[type[Exception], ...] = (_Failed, RefusedAtCommit, *database.errors)
+        self._reasons: tuple[type[Exception], ...] = (HandlerFailure, RefusedAtCommit, *database.errors)
         """Why a transaction may be rolled back."""
         self._handler = handler
         self._owner = uuid.uuid4().hex
@@ -231,7 +227,7 @@ class _Running:
             ids=self._ids,
             sources=[Source(sink.topics, sink.dead_letter_topic)],
         )
-        self._shares: dict[PartitionKey, _Share] = {}
+        self._shares: dict[PartitionKey, Share] = {}
         self._pending: list[Message] = []
         self._pending_since = 0.0
         self._most = sink.batch_messages
@@ -241,10 +237,19 @@ class _Running:
         self._missing: set[str] = set()
         """Topics that were said to be gone."""
         self._unshown: dict[PartitionKey, int] = {}
-        """Positions that moved since the group was last shown where it stands."""
+        """Committed offsets that moved since the group was last shown where it stands."""
         self._show_at = 0.0
         self._error: BaseException | None = None
         self.stored = 0
+        self.tally = UNWATCHED
+
+    def numbers(self) -> dict[str, float]:
+        """For `metrics`."""
+        return {
+            "holdfast_consumer_handled_total": self.stored,
+            "holdfast_consumer_partitions": len(self._shares),
+            "holdfast_consumer_in_flight": len(self._pending),
+        }
 
     def run(self) -> None:
         try:
@@ -343,6 +348,7 @@ class _Running:
         verdict = failures.judge(message, error, time.monotonic(), began)
         if isinstance(verdict, Again):
             say(f"{message.place} is tried again in {verdict.seconds:.1f} s: {described(error)}")
+            self.tally.add("holdfast_consumer_retries_total")
             self._retreat([(message.topic, message.partition)], verdict.seconds)
             return
         try:
@@ -354,7 +360,7 @@ class _Running:
         say(f"{message.place} was set aside: {verdict.reason}")
         failures.set_aside(message)
 
-    def _store_all(self, batch: Sequence[Message]) -> _Failed | None:
+    def _store_all(self, batch: Sequence[Message]) -> HandlerFailure | None:
         """One transaction, if it can be; returns how the handler failed, if it did."""
         advances = self._advances(batch)
         if not self._are_the_same_topics(advances):
@@ -370,6 +376,7 @@ class _Running:
             self._retreat(elsewhere.keys, RECLAIM_SECONDS)
             return None
         self._link.stored()
+        self.tally.add("holdfast_consumer_commits_total")
         self._pending = self._pending[len(batch) :]
         self.stored += len(wanted)
         for each in advances:
@@ -381,20 +388,21 @@ class _Running:
 
     def _not_stored(
         self, error: Exception, batch: Sequence[Message], wanted: Sequence[Message]
-    ) -> _Failed | None:
+    ) -> HandlerFailure | None:
         """A transaction was rolled back: put it off where the database is to blame, or tell how the handler failed."""
+        self.tally.add("holdfast_consumer_commit_failures_total")
         trouble = _trouble(self._database, error)
         if trouble is not Trouble.FAILED:
             self._disconnected(error, trouble)
             return None
         if isinstance(error, RefusedAtCommit) and wanted and isinstance(error.__cause__, Exception):
             # Whose it is shows when a message is alone in its transaction.
-            error = _Failed(0 if len(wanted) == 1 else None, error.__cause__)
-        if not isinstance(error, _Failed):
+            error = HandlerFailure(0 if len(wanted) == 1 else None, error.__cause__)
+        if not isinstance(error, HandlerFailure):
             raise error
         if error.index is None or len(wanted) == len(batch):
             return error
-        return _Failed(batch.index(wanted[error.index]), error.error)
+        return HandlerFailure(batch.index(wanted[error.index]), error.error)
 
     def _advances(self, batch: Iterable[Message]) -> list[Advance]:
         last = {(message.topic, message.partition): message.offset for message in batch}
@@ -457,7 +465,7 @@ class _Running:
 
     def _recreated(self, topic: str, stored: str, now: str) -> TopicRecreated:
         return TopicRecreated(
-            f"topic {topic} was deleted and recreated (id {now}; the positions of group {self._sink.group} in "
+            f"topic {topic} was deleted and recreated (id {now}; the committed offsets of group {self._sink.group} in "
             f"{self._database.name} are of {stored}). Going on would skip or repeat messages. If the new topic is to "
             f"be read from its beginning: lost_offsets='earliest', or delete from holdfast_positions "
             f"where group_id = '{self._sink.group}' and topic = '{topic}'"
@@ -472,7 +480,7 @@ class _Running:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            say(f"positions cannot be shown to the group: {error.args[0].str()}")
+            say(f"committed offsets cannot be shown to the group: {error.args[0].str()}")
 
     # The connection
 
@@ -545,7 +553,7 @@ class _Running:
         return int(ends[0])
 
     def _begin(self, key: PartitionKey, stored: Stored, topic_id: str) -> None:
-        """Read on from the position in the database."""
+        """Read on from the committed offset in the database."""
         if stored.topic_id != topic_id:
             if self._sink.lost_offsets == "stop":
                 raise self._recreated(key[0], stored.topic_id, topic_id)
@@ -559,7 +567,7 @@ class _Running:
         place = TopicPartition(*key, start)
         seek(self._consumer, place)
         self._consumer.resume([place])
-        self._shares[key] = _Share(topic_id, start, start, is_claimed=True)
+        self._shares[key] = Share(topic_id, start, start, is_claimed=True)
 
     # Rebalances
 
@@ -573,7 +581,7 @@ class _Running:
         except KafkaException as error:
             self._error = self._error or error
             return
-        self._shares.update({(each.topic, each.partition): _Share() for each in taken})
+        self._shares.update({(each.topic, each.partition): Share() for each in taken})
 
     def _gone(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         """What was read and not stored is read again by whoever has the partition next."""

@@ -22,13 +22,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from holdfast.client.errors import ClientError
-from holdfast.client.messages import DeadLetter, Retry
+from holdfast.client.messages import DeadLetter, Retry, described
 from holdfast.client.process import say
 from holdfast.client.spool.format import PartitionKey
 from holdfast.errors import UsageError
@@ -123,6 +124,28 @@ class Start(NamedTuple):
     position: int
 
 
+class HandlerFailure(Exception):
+    """A handler failed, on the message with this index where that is known."""
+
+    def __init__(self, index: int | None, error: Exception) -> None:
+        super().__init__(described(error))
+        self.index = index
+        self.error = error
+
+
+@dataclass
+class Share:
+    """A partition that the group gave us."""
+
+    topic_id: str = ""
+    position: int = -1
+    """What the database says; the next transaction expects it."""
+    next_offset: int = -1
+    is_claimed: bool = False
+    claim_at: float = 0.0
+    """Not before this time."""
+
+
 class Advance(NamedTuple):
     """One partition's step in a transaction."""
 
@@ -147,7 +170,7 @@ class Superseded(ClientError):
 
 
 class Database(ABC):
-    """A connection to a database that holds positions; `connection` is what handlers get."""
+    """A connection to a database that holds committed offsets; `connection` is what handlers get."""
 
     errors: tuple[type[Exception], ...] = ()
     """What its driver raises."""
@@ -220,7 +243,7 @@ class Database(ABC):
     migration_lock: str | None = None
     """A statement that lets one migration at a time go on, until its transaction ends."""
 
-    # Positions
+    # Committed offsets
 
     def positions(self, group: str, keys: Iterable[PartitionKey]) -> dict[PartitionKey, Stored]:
         """What is stored for these partitions; nothing for those the database does not know."""
@@ -251,7 +274,8 @@ class Database(ABC):
                 raise Superseded([(start.topic, start.partition)])
 
     def store(self, group: str, owner: str, advances: Iterable[Advance], work: Callable[[Any], None]) -> None:
-        """Do the work and advance the positions, both or neither; raises `Superseded` where they are not ours."""
+        """Do the work and advance the committed offsets, both or neither; raises `Superseded` where they are not
+        ours."""
         steps = [(each, {"group_id": group, "owner": owner, **each._asdict()}) for each in sorted(advances)]
         is_complete = False
         try:
@@ -359,7 +383,7 @@ BACK_OFF_SECONDS: Final = (0.1, 10.0)
 
 
 class Reconnecting:
-    """A connection to the database that is made again when it is lost, and when nothing can be stored over it now.
+    """A connection to the database that is opened again when it is lost, and when nothing can be stored over it now.
 
     The pause before the next attempt grows until something was stored, and everything may pass: the next connection may
     reach another server. Only at the very first one it shows whether the address, the password and the tables are

@@ -33,7 +33,7 @@ from holdfast.client.delivery import Bell, Waiting
 from holdfast.client.errors import DeliveryStopped
 from holdfast.client.settings import Settings
 from holdfast.client.spool.feed import Feed
-from holdfast.client.spool.format import UNDECIDED, Message
+from holdfast.client.spool.format import UNDECIDED, SpooledMessage
 from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, Window
 from holdfast.client.spool.identity import HomeCluster, IdentityFile
 from holdfast.client.spool.progress import Notes, Progress, moved, stored
@@ -359,7 +359,7 @@ class Deliverer(ABC):
             self._room_due = time.monotonic() + ROOM_SECONDS
 
     def _give_up(
-        self, is_meant: Callable[[Message], bool], code: str, reason: str, until: int | None = None
+        self, is_meant: Callable[[SpooledMessage], bool], code: str, reason: str, until: int | None = None
     ) -> bool:
         """Set aside stored messages that are held, right after a rewind; false when the disk has no room for all."""
         position, until = self.window.prefix, self._store.end if until is None else until
@@ -445,11 +445,11 @@ class Deliverer(ABC):
                 raise
 
 
-def _is_for(topic: str, message: Message) -> bool:
+def _is_for(topic: str, message: SpooledMessage) -> bool:
     return message.topic == topic
 
 
-def _is_held(message: Message, held: Collection[Place]) -> bool:
+def _is_held(message: SpooledMessage, held: Collection[Place]) -> bool:
     if message.partition == UNDECIDED:
         return any(topic == message.topic for topic, _ in held)
     return (message.topic, None) in held or (message.topic, message.partition) in held

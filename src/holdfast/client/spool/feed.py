@@ -17,7 +17,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from holdfast.client.delivery import Waiting
-from holdfast.client.spool.format import Group, Message, counters_of
+from holdfast.client.spool.format import Group, SpooledMessage, counters_of
 from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, make_item
 from holdfast.client.spool.progress import Progress, stored
 from holdfast.client.spool.store import SpoolStore
@@ -88,7 +88,7 @@ class Feed:
             item.spill()
             self._held[(*item.where, item.sequence)] = item
 
-    def claim(self, message: Message) -> SpooledDelivery:
+    def claim(self, message: SpooledMessage) -> SpooledDelivery:
         """The delivery of a message that is on disk alone; a new one when nobody holds it."""
         item = self._held.pop((message.topic, message.partition, message.sequence), None)
         if item is None:
@@ -165,7 +165,7 @@ class Feed:
         whole.count = whole.left = len(whole.items)
         return whole
 
-    def is_done(self, message: Message, position: int) -> bool:
+    def is_done(self, message: SpooledMessage, position: int) -> bool:
         """Whether a message of a group that stands there was delivered or set aside."""
         if position >= self._resumed_end:
             return False

@@ -101,7 +101,7 @@ class DamagedSpool(StorageError):
     """A spool holds bytes that nobody stored there, in front of messages that somebody did."""
 
 
-class Message(NamedTuple):
+class SpooledMessage(NamedTuple):
     """What a producer is asked to send, as it stands in the spool."""
 
     topic: str
@@ -248,7 +248,7 @@ def _column(kind: str, numbers: Sequence[int]) -> bytes:
     return column.tobytes()
 
 
-def encode_message(message: Message) -> bytes:
+def encode_message(message: SpooledMessage) -> bytes:
     """The frame of a message alone."""
     topic, partition, key, value, headers, timestamp_ms, sequence = message
     name = topic.encode()
@@ -365,7 +365,7 @@ class Group(NamedTuple):
     """Where its frame stands."""
     end: int
     moved: Moved | None
-    messages: list[Message]
+    messages: list[SpooledMessage]
 
 
 def decode_group(body: Body) -> Group:
@@ -383,7 +383,7 @@ def decode_group(body: Body) -> Group:
             at += _MOVE.size
             moved = Moved(str(data[at : at + length], "utf-8"), through)
             at += length
-        messages: list[Message] = []
+        messages: list[SpooledMessage] = []
         for _ in range(count):
             message, at = _decode_message(data, at)
             messages.append(message)
@@ -398,7 +398,7 @@ _new = tuple.__new__
 """Past the named tuple's own constructor, which costs as much as the rest of a message."""
 
 
-def _decode_columns(data: memoryview, at: int, count: int) -> list[Message]:
+def _decode_columns(data: memoryview, at: int, count: int) -> list[SpooledMessage]:
     length, partition_count, stamp = _COLUMNS.unpack_from(data, at)
     at += _COLUMNS.size
     topic = str(data[at : at + length], "utf-8")
@@ -419,7 +419,7 @@ def _decode_columns(data: memoryview, at: int, count: int) -> list[Message]:
     if size != len(data):
         raise ValueError(f"{len(data)} bytes, and not {size}")
     raw = bytes(data)
-    messages: list[Message] = []
+    messages: list[SpooledMessage] = []
     for partition, key_length, value_length, timestamp_ms in zip(
         partitions, keys, values, stamps, strict=True
     ):
@@ -434,7 +434,7 @@ def _decode_columns(data: memoryview, at: int, count: int) -> list[Message]:
         if sequence is None:
             raise ValueError(f"no sequence for partition {partition}")
         following[partition] = sequence + 1
-        messages.append(_new(Message, (topic, partition, key, value, (), timestamp_ms, sequence)))
+        messages.append(_new(SpooledMessage, (topic, partition, key, value, (), timestamp_ms, sequence)))
     return messages
 
 
@@ -449,7 +449,7 @@ def _read_column(kind: str, data: memoryview, at: int, count: int) -> tuple[Sequ
     return column, end
 
 
-def decode_message(body: Body) -> Message:
+def decode_message(body: Body) -> SpooledMessage:
     """A message that stands alone."""
     try:
         message, at = _decode_message(body.data, 1)
@@ -460,7 +460,7 @@ def decode_message(body: Body) -> Message:
     return message
 
 
-def _decode_message(data: memoryview, at: int) -> tuple[Message, int]:
+def _decode_message(data: memoryview, at: int) -> tuple[SpooledMessage, int]:
     sequence, timestamp_ms, partition, name, key, value, count = _MESSAGE.unpack_from(data, at)
     at += _MESSAGE.size
     topic = str(data[at : at + name], "utf-8")
@@ -470,7 +470,7 @@ def _decode_message(data: memoryview, at: int) -> tuple[Message, int]:
     headers: Headers = ()
     if count:
         headers, at = _decode_headers(data, at, count)
-    return Message(topic, partition, key_bytes, value_bytes, headers, timestamp_ms, sequence), at
+    return SpooledMessage(topic, partition, key_bytes, value_bytes, headers, timestamp_ms, sequence), at
 
 
 def _decode_headers(data: memoryview, at: int, count: int) -> tuple[Headers, int]:

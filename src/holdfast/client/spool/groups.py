@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from confluent_kafka import KafkaError
 
 from holdfast.client.delivery import Delivered, Delivery, Waiting
-from holdfast.client.spool.format import UNDECIDED, Headers, Message, PartitionKey
+from holdfast.client.spool.format import UNDECIDED, Headers, PartitionKey, SpooledMessage
 from holdfast.client.spool.progress import Progress, messages_left
 
 
@@ -74,7 +74,7 @@ class SpooledDelivery(Delivery):
         line = self.partition if self.line is None else self.line
         return self.topic, UNDECIDED if line is None else line
 
-    def refill(self, message: Message) -> None:
+    def refill(self, message: SpooledMessage) -> None:
         """The message comes back from disk."""
         if message.partition != UNDECIDED:
             self.partition = message.partition
@@ -88,12 +88,14 @@ class SpooledDelivery(Delivery):
         self.value = None
         self.headers = ()
 
-    def as_message(self) -> Message:
+    def as_message(self) -> SpooledMessage:
         topic, line = self.where
-        return Message(topic, line, self.key, self.value, self.headers, self.timestamp_ms, self.sequence)
+        return SpooledMessage(
+            topic, line, self.key, self.value, self.headers, self.timestamp_ms, self.sequence
+        )
 
 
-def make_item(message: Message, waiting: Waiting) -> SpooledDelivery:
+def make_item(message: SpooledMessage, waiting: Waiting) -> SpooledDelivery:
     """A delivery for a message that comes from disk."""
     item = SpooledDelivery()
     item._waiting = waiting

@@ -14,7 +14,15 @@ from typing import NamedTuple
 
 from holdfast.atomic import read_whole
 from holdfast.client.spool import format as frames
-from holdfast.client.spool.format import MOVED, RETRIED, UNDECIDED, Body, Message, PartitionKey, counters_of
+from holdfast.client.spool.format import (
+    MOVED,
+    RETRIED,
+    UNDECIDED,
+    Body,
+    PartitionKey,
+    SpooledMessage,
+    counters_of,
+)
 from holdfast.client.spool.home import SpoolHome, read_delivery_mode
 from holdfast.client.spool.identity import read_identity
 from holdfast.client.spool.progress import WAITING_FILE, Progress, merged, messages_left, moved, read_progress
@@ -37,7 +45,7 @@ class Kept(NamedTuple):
 
     position: int
     """Of its group."""
-    message: Message
+    message: SpooledMessage
     is_left: bool
     """Whether it is still to be sent, as far as was written down."""
 
@@ -213,7 +221,9 @@ class SpoolPeek:
         return {}
 
 
-def _is_left(position: int, message: Message, progress: Progress, aside: set[tuple[str, int, int]]) -> bool:
+def _is_left(
+    position: int, message: SpooledMessage, progress: Progress, aside: set[tuple[str, int, int]]
+) -> bool:
     where = message.topic, message.partition
     return (
         position >= progress.prefix

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from holdfast.client.spool import format as frames
-from holdfast.client.spool.format import DamagedSpool, Message
+from holdfast.client.spool.format import DamagedSpool, SpooledMessage
 from holdfast.client.spool.home import REFUSED_DIRECTORY
 from holdfast.seams import File, FileSystem
 
@@ -23,7 +23,7 @@ REFUSED_FILE: Final = "messages"
 
 
 class Refused(NamedTuple):
-    message: Message
+    message: SpooledMessage
     code: str
     reason: str
     refused_ms: int

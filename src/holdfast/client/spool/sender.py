@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -46,6 +47,8 @@ from holdfast.errors import HoldfastError, StorageError
 from holdfast.seams import FileSystem, Randomness
 
 LOOK_AFTER_SECONDS: Final = 1.0
+NOTED_MAX: Final = 4000
+"""An hour by the second; with more, every other one is enough."""
 REFRESH_SECONDS: Final = 300.0
 """Between two questions about topics that are known: partitions may be added."""
 ADOPT_SECONDS: Final = 10.0
@@ -231,6 +234,8 @@ class SpooledSender:
         self._end = Bell()
         self._left: LeftBehind | None = None
         """What was left behind, once everything has ended."""
+        self._stored_by: deque[tuple[int, float]] = deque()
+        """Positions in our own spool and when everything below was there, one a second while it grows."""
         self._left_behind: dict[str, float] = {}
         """Spools that could not be opened or delivered, and when they are looked at again."""
         self._own = self._open_own()
@@ -288,6 +293,7 @@ class SpooledSender:
         adopt_due, refresh_due = now + ADOPT_SECONDS, now + REFRESH_SECONDS
         while not self._end.wait(LOOK_AFTER_SECONDS) and not self._is_closing:
             now = time.monotonic()
+            self._note_age(now)
             try:
                 for spool in (self._own, *self._adopted):
                     spool.retry_if_asked()
@@ -309,6 +315,31 @@ class SpooledSender:
             raise
         finally:
             self._waiting.wake()
+
+    def _note_age(self, now: float) -> None:
+        noted, end = self._stored_by, self._own.store.end
+        while noted and noted[0][0] <= self._own.deliverer.window.prefix:
+            noted.popleft()
+        if end > (noted[-1][0] if noted else self._own.deliverer.window.prefix):
+            noted.append((end, now))
+        if len(noted) > NOTED_MAX:
+            self._stored_by = deque(islice(noted, 0, None, 2))
+
+    def numbers(self) -> dict[str, float]:
+        """For `metrics`."""
+        spools = (self._own, *list(self._adopted))
+        prefix = self._own.deliverer.window.prefix
+        oldest = next((at for end, at in list(self._stored_by) if end > prefix), None)
+        return {
+            "holdfast_producer_delivered_total": self.delivered,
+            "holdfast_producer_refused_total": sum(each.deliverer.aside.refused_count for each in spools),
+            "holdfast_producer_under_way": self.left,
+            "holdfast_spool_messages": sum(each.deliverer.left for each in spools),
+            "holdfast_spool_bytes": sum(each.store.end - each.deliverer.window.prefix for each in spools),
+            "holdfast_spool_oldest_seconds": 0.0 if oldest is None else time.monotonic() - oldest,
+            "holdfast_spool_set_aside_messages": self.set_aside,
+            "holdfast_spool_waiting_causes": len(self.waiting),
+        }
 
     def _refresh(self) -> None:
         """Partitions may have been added; new messages go there too."""

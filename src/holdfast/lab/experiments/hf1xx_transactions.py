@@ -199,7 +199,7 @@ EXPERIMENTS: Final = (
         hf108_unsafe,
         hf108_safe,
         "a producer without a transactional.id",
-        "a transaction that holds the reader's position: the replaced one is fenced",
+        "a transaction that holds the reader's committed offset: the replaced one is fenced",
         claim=Claim({ZOMBIE: 1, DUPLICATED: 1}),
     ),
     Experiment(

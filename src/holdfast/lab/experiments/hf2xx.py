@@ -24,7 +24,7 @@ from holdfast.testing.risks import Scene, numbers
 # ---------------------------------------------------------------- HF207: a mistyped topic
 
 READ_SECONDS: Final = 120.0
-"""The first group of a broker waits until its positions have a place."""
+"""The first group of a broker waits until its committed offsets have a place."""
 MISTYPED: Final = "the program sends to a topic that is spelt wrong"
 
 

@@ -136,14 +136,14 @@ class Simulated:
             self.lab.note("deliver", "member", id=message, group=GROUP, **place)
             self.lab.note("handle", "member", id=message, group=GROUP, **place)
 
-    # A group's position
+    # A group's committed offset
 
     def commit(self, offset: int) -> None:
         BareMember(self.node, GROUP).commit({(TOPIC, 0): offset})
-        self.position()
+        self.committed_offset()
 
-    def position(self) -> int:
-        found = BareMember(self.node, GROUP).positions().get((TOPIC, 0), -1)
+    def committed_offset(self) -> int:
+        found = BareMember(self.node, GROUP).committed_offsets().get((TOPIC, 0), -1)
         self.lab.note("position", "lab", group=GROUP, topic=TOPIC, partition=0, offset=found)
         return found
 
@@ -255,7 +255,7 @@ def hf206(lab: Lab, retention_ms: int) -> None:
     broker.pass_time(2 * HOUR_MS)
     lab.fault(AWAY)
     broker.send("later")
-    end, rest = broker.fetch(broker.position())
+    end, rest = broker.fetch(broker.committed_offset())
     if end < 0:
         lab.say("OFFSET_OUT_OF_RANGE: the reader goes on where the log begins now")
         rest = broker.fetch(broker.start_of())[1]
@@ -282,11 +282,11 @@ def hf210(lab: Lab, lag_ms: int) -> None:
     broker.pass_time(2 * HOUR_MS)
     broker.send("balance-last", key="account")
     lab.fault(COMPACTED)
-    rest = broker.fetch(broker.position())[1]
+    rest = broker.fetch(broker.committed_offset())[1]
     broker.finish(rest, compacted=True)
 
 
-# ---------------------------------------------------------------- HF211: positions expire
+# ---------------------------------------------------------------- HF211: committed offsets expire
 
 
 def hf211(lab: Lab, retention_minutes: int) -> None:
@@ -300,9 +300,9 @@ def hf211(lab: Lab, retention_minutes: int) -> None:
     broker.commit(done)
     broker.pass_time(2 * HOUR_MS)
     lab.fault(AWAY)
-    position = broker.position()
+    position = broker.committed_offset()
     if position < 0:
-        lab.say("no position: auto.offset.reset=latest begins at the end")
+        lab.say("no committed offset: auto.offset.reset=latest begins at the end")
         position = count
     broker.send("later")
     rest = broker.fetch(position)[1]
@@ -395,7 +395,7 @@ EXPERIMENTS: Final = (
     ),
     Experiment(
         "HF211",
-        "committed positions vanish",
+        "committed offsets vanish",
         lambda lab: either(lab, lambda: hf211(lab, 60), lambda: hf211_timed(lab, 1, AWAY)),
         lambda lab: either(
             lab, lambda: hf211(lab, WEEK_MINUTES), lambda: hf211_timed(lab, WEEK_MINUTES, AWAY)

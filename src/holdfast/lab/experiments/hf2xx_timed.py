@@ -47,7 +47,7 @@ class Reader:
         }
 
     def read(self, limit: int | None = None, start: int | None = None) -> int:
-        """Handle so many, or all there is, from its position or from this one; returns how many that were."""
+        """Handle so many, or all there is, from its committed offset or from this one; returns how many that were."""
         consumer = Consumer(self._settings)
         count = 0
         try:
@@ -117,7 +117,7 @@ def hf206_timed(lab: Lab, retention_ms: str, fault: str) -> None:
     away(lab, fault, lambda: start_of(scene, topics[1]) >= len(ids) - 1)
     write_slowly(lab, scene, topics, ["later"])
     reader.read()
-    lab.position(scene, reader.group, topics[0])
+    lab.committed_offset(scene, reader.group, topics[0])
     lab.scan(scene, topics[0], start=lambda: start_of(scene, topics[0]))
 
 
@@ -138,12 +138,12 @@ def hf210_timed(lab: Lab, lag_ms: str, fault: str) -> None:
     write_slowly(lab, scene, topics, ids, key="account")
     away(lab, fault, lambda: len(list(read_log(scene.bootstrap_servers, topics[1]))) <= 3)
     reader.read()
-    lab.position(scene, reader.group, topics[0])
+    lab.committed_offset(scene, reader.group, topics[0])
     lab.scan(scene, topics[0], compacted=True)
 
 
 def hf211_timed(lab: Lab, minutes: int, fault: str) -> None:
-    """A group on a broker that keeps positions for a minute tells when that is over."""
+    """A group on a broker that keeps committed offsets for a minute tells when that is over."""
     lab.plan(fault, successes=4)
     keeps = {"offsets.retention.check.interval.ms": "1000", "offsets.retention.minutes": "1"}
     short = lab.engines.scene(lab.engine, keeps)
@@ -155,16 +155,16 @@ def hf211_timed(lab: Lab, minutes: int, fault: str) -> None:
     reader, forgotten = Reader(lab, scene, topic), Reader(lab.unwatched(), short, twin)
     reader.read(2)
     forgotten.read()
-    lab.position(scene, reader.group, topic)
+    lab.committed_offset(scene, reader.group, topic)
     away(lab, fault, lambda: committed(short.bootstrap_servers, forgotten.group, twin, 0) < 0)
     if minutes == 1:
         wait_until(lambda: committed(scene.bootstrap_servers, reader.group, topic, 0) < 0, fault)
-    position = lab.position(scene, reader.group, topic)
+    position = lab.committed_offset(scene, reader.group, topic)
     if position < 0:
-        lab.say("no position: auto.offset.reset=latest begins at the end")
+        lab.say("no committed offset: auto.offset.reset=latest begins at the end")
     lab.write(scene, topic, ["later"])
     reader.read(start=len(ids) if position < 0 else position)
-    lab.position(scene, reader.group, topic)
+    lab.committed_offset(scene, reader.group, topic)
     lab.scan(scene, topic)
 
 
@@ -190,5 +190,5 @@ def hf411_timed(lab: Lab, timeout_ms: int, fault: str) -> None:
         return start_of(scene, topics[1]) >= len(ids) - 1
 
     wait_until(has_lost, "retention has passed them", PATIENCE_SECONDS)
-    lab.position(scene, reader.group, topics[0])
+    lab.committed_offset(scene, reader.group, topics[0])
     lab.scan(scene, topics[0], start=lambda: start_of(scene, topics[0]))

@@ -1,7 +1,7 @@
-"""HF301 to HF306 and HF309: positions that say more than was done, or nothing at all.
+"""HF301 to HF306 and HF309: committed offsets that say more than was done, or nothing at all.
 
-A group is judged by what it *handled*. When its member has died, `finish` reads on from the position the group left
-behind, as its successor would.
+A group is judged by what it *handled*. When its member has died, `finish` reads on from the committed offset the group
+left behind, as its successor would.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def filled(lab: Lab, fault: str, partitions: int = 1) -> tuple[str, str]:
 
 
 def finish(lab: Lab, group: str, topic: str, partitions: int = 1, actor: str = "successor") -> None:
-    """Handle what is left for a group, from its positions to the ends."""
-    positions = [lab.position(lab.scene, group, topic, index) for index in range(partitions)]
+    """Handle what is left for a group, from its committed offsets to the ends."""
+    positions = [lab.committed_offset(lab.scene, group, topic, index) for index in range(partitions)]
     consumer = lab.scene.consumer(group, {"enable.partition.eof": True})
     ended: set[int] = set()
     try:
@@ -126,7 +126,9 @@ def hf301(lab: Lab, *, by_time: bool) -> None:
     else:
         program, committed = member(lab, OURS_AT_WORK, topic, group, "1", "partition", str(done)), done
     program.says("stuck")
-    wait_until(lambda: lab.scene.position(group, topic) == committed, f"the position is {committed}")
+    wait_until(
+        lambda: lab.scene.committed_offset(group, topic) == committed, f"the committed offset is {committed}"
+    )
     end(lab, program)
     finish(lab, group, topic)
 
@@ -160,7 +162,7 @@ def hf302_unsafe(lab: Lab) -> None:
     stuck = str(lab.random.randrange(COUNT - 1))
     program = member(lab, PLAIN_THREADS, topic, group, stuck)
     program.says(f"handled {COUNT - 1}")
-    wait_until(lambda: lab.scene.position(group, topic) == COUNT, "everything is committed")
+    wait_until(lambda: lab.scene.committed_offset(group, topic) == COUNT, "everything is committed")
     end(lab, program)
     finish(lab, group, topic)
 
@@ -174,7 +176,9 @@ def hf302_safe(lab: Lab) -> None:
     # What is committed now was committed after all of them, but one, were handled.
     lab.write(lab.scene, topic, ["1.last"], 1)
     program.says("handled 1.last")
-    wait_until(lambda: lab.scene.position(group, topic, 1) == COUNT + 1, "the other partition is committed")
+    wait_until(
+        lambda: lab.scene.committed_offset(group, topic, 1) == COUNT + 1, "the other partition is committed"
+    )
     end(lab, program)
     done = {event.id for event in handled.history().of("handle")}
     lab.say(f"handled before the end: {len(done & wanted)} of {len(wanted)}")
@@ -250,7 +254,7 @@ def reads_at_latest(lab: Lab, group: str, topic: str, partition: int) -> None:
 
     wait_until(more, f"a message of {topic}-{partition}")
     consumer.close()
-    lab.position(lab.scene, group, topic, partition)
+    lab.committed_offset(lab.scene, group, topic, partition)
 
 
 def runs(lab: Lab, group: str, topic: str, count: int, **options: Any) -> None:
@@ -299,16 +303,16 @@ def hf304_safe(lab: Lab) -> None:
     added = add_partition(lab, topic)
     runs(lab, group, topic, len(added))
     for partition in (0, 1):
-        lab.position(lab.scene, group, topic, partition)
+        lab.committed_offset(lab.scene, group, topic, partition)
     lab.note("read-end", "member", group=group, topic=topic)
     lab.scan(lab.scene, topic, 2)
 
 
-FORGOTTEN: Final = "the group's positions are gone"
+FORGOTTEN: Final = "the group's committed offsets are gone"
 
 
 def group_half_way(lab: Lab) -> tuple[str, str]:
-    """A group that has handled some of its messages, and whose positions are then gone.
+    """A group that has handled some of its messages, and whose committed offsets are then gone.
 
     As after offsets.retention.minutes without a member.
     """
@@ -318,7 +322,7 @@ def group_half_way(lab: Lab) -> tuple[str, str]:
     lab.write(lab.scene, topic, numbers(0, half))
     runs(lab, group, topic, half)
     lab.write(lab.scene, topic, numbers(half, COUNT))
-    lab.position(lab.scene, group, topic)
+    lab.committed_offset(lab.scene, group, topic)
     lab.scene.await_state(group, "EMPTY")
     lab.scene.admin.delete_consumer_groups([group])[group].result(30)
     lab.note("reset", "lab", group=group, topic=topic, partition=0)
@@ -339,7 +343,7 @@ def hf305_safe(lab: Lab) -> None:
     except CommittedOffsetLost as error:
         lab.say(f"CommittedOffsetLost: {error}")
         runs(lab, group, topic, COUNT, lost_offsets="earliest")
-    lab.position(lab.scene, group, topic)
+    lab.committed_offset(lab.scene, group, topic)
     lab.scan(lab.scene, topic)
 
 
@@ -476,7 +480,7 @@ EXPERIMENTS: Final = (
         hf302_unsafe,
         hf302_safe,
         "a pool of threads, and commit() in the loop",
-        "the position waits for the slowest thread",
+        "the committed offset waits for the slowest thread",
         claim=Claim({LOST: 1}, tolerates=frozenset({DUPLICATED})),
     ),
     Experiment(
@@ -498,7 +502,7 @@ EXPERIMENTS: Final = (
     ),
     Experiment(
         "HF305",
-        "a group without positions starts at the end",
+        "a group without committed offsets starts at the end",
         hf305_unsafe,
         hf305_safe,
         "auto.offset.reset=latest",
@@ -510,7 +514,7 @@ EXPERIMENTS: Final = (
         "a poison message is skipped",
         hf306_unsafe,
         hf306_safe,
-        "the error is logged, and the position moves on",
+        "the error is logged, and the committed offset moves on",
         "a bounded number of retries, then a dead-letter topic",
     ),
     Experiment(

@@ -101,7 +101,7 @@ def hf307_safe(lab: Lab) -> None:
     first.stop()
     running.finish()
     for partition in (0, 1):
-        lab.position(scene, group, topic, partition)
+        lab.committed_offset(scene, group, topic, partition)
     lab.scan(scene, topic, 2)
 
 
@@ -165,12 +165,12 @@ def hf308_safe(lab: Lab) -> None:
     plain_pair(lab, lab.name("others"), other, watched=False)
     lab.fault(TOO_LONG)
     is_enough.set()
-    wait_until(lambda: scene.position(group, topic) == 2, "both are handled and committed")
+    wait_until(lambda: scene.committed_offset(group, topic) == 2, "both are handled and committed")
     for consumer in (first, second):
         consumer.stop()
     running.finish()
     also_running.finish()
-    lab.position(scene, group, topic)
+    lab.committed_offset(scene, group, topic)
     lab.scan(scene, topic)
 
 
@@ -226,17 +226,19 @@ def hf310_safe(lab: Lab) -> None:
     made = TakenBack(lab)
     consumer = Consumer(lab.scene.bootstrap_servers, group=group, topics=[made.topic], commit_seconds=0.05)
     running = Background(lambda: consumer.run(lambda message: lab.reads(group, "member", message)))
-    wait_until(lambda: lab.scene.position(group, made.topic) >= made.decided, "everything decided is read")
+    wait_until(
+        lambda: lab.scene.committed_offset(group, made.topic) >= made.decided, "everything decided is read"
+    )
     consumer.stop()
     running.finish()
-    lab.position(lab.scene, group, made.topic)
+    lab.committed_offset(lab.scene, group, made.topic)
     made.producer.abort_transaction(30)
     lab.scan(lab.scene, made.topic)
 
 
-# ---------------------------------------------------------------- HF311: a side effect and its position
+# ---------------------------------------------------------------- HF311: a side effect and its committed offset
 
-DIES: Final = "the program dies between the effect and its position"
+DIES: Final = "the program dies between the effect and its committed offset"
 PLAIN_ROWS: Final = """
 import os, signal, sqlite3, sys
 from confluent_kafka import Consumer
@@ -344,11 +346,11 @@ EXPERIMENTS: Final = (
     ),
     Experiment(
         "HF311",
-        "effect and position are not one",
+        "effect and committed offset are not one",
         hf311_unsafe,
         hf311_safe,
         "the effect, then the commit",
-        "effect and position in one database transaction",
+        "effect and committed offset in one database transaction",
         claim=Claim({DUPLICATED: 1}),
     ),
 )

@@ -103,7 +103,7 @@ class Job:
         target = path or self.scene.out
         return self.scene.ids(target) if target.exists() else []
 
-    def position(self, offset: int) -> None:
+    def committed_offset(self, offset: int) -> None:
         """How far the job says that it has read."""
         self.lab.note("position", JOB, group=JOB, topic=self.topic, partition=0, offset=offset)
 
@@ -176,7 +176,7 @@ def hf401_unsafe(lab: Lab) -> None:
     _expire(job, 12)
     job.scene.query(job.scene.orders(failOnDataLoss="false"))
     job.rows(job.sink())
-    job.position(20)
+    job.committed_offset(20)
     job.scan(start=12)
 
 
@@ -188,7 +188,7 @@ def hf401_safe(lab: Lab) -> None:
     _expire(job, 12)
     job.stops(job.scene.run, "it stops and names the range")
     job.rows(job.sink())
-    job.position(5)
+    job.committed_offset(5)
     job.scan(start=12)
 
 
@@ -370,8 +370,8 @@ EXPERIMENTS: Final = (
         "the checkpoint is lost",
         hf403_unsafe,
         hf403_safe,
-        "positions in a checkpoint that is lost, rows in files that are not",
-        "positions stand in the sink itself",
+        "offsets in a checkpoint that is lost, rows in files that are not",
+        "offsets stand in the sink itself",
         claim=Claim({UNSEEN: 1}),
         **SPARK,
     ),

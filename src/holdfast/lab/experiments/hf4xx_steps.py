@@ -44,7 +44,7 @@ def hf406_unsafe(lab: Lab) -> None:
     job.scene.query(job.scene.orders().where("id >= 0 AND amount > 0"))
     job.rows(job.sink())
     job.has_read_all()
-    job.position(5 + len(BROKEN))
+    job.committed_offset(5 + len(BROKEN))
     job.scan()
 
 
@@ -55,7 +55,7 @@ def hf406_safe(lab: Lab) -> None:
     for value in job.scene.values(f"{job.scene.topic}-dlt"):
         lab.note("keep", "dead letters", id=job.identify(value), where="the dead-letter topic")
     job.has_read_all()
-    job.position(5 + len(BROKEN))
+    job.committed_offset(5 + len(BROKEN))
     job.scan()
 
 
@@ -95,7 +95,7 @@ def hf407_unsafe(lab: Lab) -> None:
     timed = orders.select("parsed.*").withWatermark("at", "1 minute")
     job.scene.query(timed.groupBy(f.window("at", "1 minute")).agg(f.collect_list("id").alias("ids")))
     _counted(job)
-    job.position(DECIDED)
+    job.committed_offset(DECIDED)
     job.scan()
 
 
@@ -119,7 +119,7 @@ def hf407_safe(lab: Lab) -> None:
     _counted(job)
     for number in job.sink(late):
         lab.note("keep", "late", id=str(number), where="the sink of late rows")
-    job.position(DECIDED)
+    job.committed_offset(DECIDED)
     job.scan()
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.client import CommittedOffsetLost, Consumer, Message, Output, Processor
-from holdfast.client.consuming.memory import (
-    MEMORY_TOPIC,
-    GroupMemory,
+from holdfast.client.consuming.marks import (
+    MARKS_TOPIC,
+    GroupMarks,
     Mark,
     decode_mark,
 )
@@ -25,7 +25,7 @@ from holdfast.testing.risks import SETTINGS, Background, Scene, numbers, value_o
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(str(tmp_path_factory.mktemp("memory") / "broker"), settings=SETTINGS) as process:
+    with BrokerProcess(str(tmp_path_factory.mktemp("marks") / "broker"), settings=SETTINGS) as process:
         yield process
 
 
@@ -51,10 +51,10 @@ def work(here: Scene, topic: str, count: int, **options: Any) -> list[str]:
 def marks(here: Scene, group: str) -> list[tuple[str, int]]:
     """The partitions a group has marks of, as often as they were written."""
     consumer = here.consumer("looks at marks")
-    if MEMORY_TOPIC not in here.admin.list_topics(timeout=30).topics:
+    if MARKS_TOPIC not in here.admin.list_topics(timeout=30).topics:
         return []
-    _, end = consumer.get_watermark_offsets(TopicPartition(MEMORY_TOPIC, 0), timeout=30)
-    consumer.assign([TopicPartition(MEMORY_TOPIC, 0, 0)])
+    _, end = consumer.get_watermark_offsets(TopicPartition(MARKS_TOPIC, 0), timeout=30)
+    consumer.assign([TopicPartition(MARKS_TOPIC, 0, 0)])
     found: list[tuple[str, int]] = []
     read = 0
     while read < end:
@@ -218,41 +218,41 @@ def test_a_topic_made_anew_is_new_to_the_group(here: Scene) -> None:
     assert work(here, topic, 1) == ["new"]
 
 
-def test_without_a_memory_a_group_whose_positions_vanished_is_new(here: Scene) -> None:
+def test_without_marks_a_group_whose_committed_offsets_vanished_is_new(here: Scene) -> None:
     topic = here.create_topic("without")
     here.write(topic, {0: ["message"]})
     for _ in range(2):
-        assert work(here, topic, 1, memory_topic=None) == ["message"]
+        assert work(here, topic, 1, marks_topic=None) == ["message"]
         forget(here, topic)
 
 
-def test_a_memory_that_may_not_be_used_is_said_once_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_that_may_not_be_used_are_said_once_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    memory = GroupMemory("mailer", {"bootstrap.servers": "127.0.0.1:1"}, said.append)
+    marks = GroupMarks("mailer", {"bootstrap.servers": "127.0.0.1:1"}, said.append)
 
     def refuse() -> Any:
         raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
-    monkeypatch.setattr(memory, "_read", refuse)
-    assert memory.find([("orders", 0)]) == {}
-    assert memory.find([("orders", 0)]) == {}
-    memory.remember([("orders", 0)])
-    memory.close()
-    assert not memory.is_remembered(("orders", 0))
-    assert [("HF305" in line, MEMORY_TOPIC in line) for line in said] == [(True, True)]
+    monkeypatch.setattr(marks, "_read", refuse)
+    assert marks.find([("orders", 0)]) == {}
+    assert marks.find([("orders", 0)]) == {}
+    marks.remember([("orders", 0)])
+    marks.close()
+    assert not marks.is_remembered(("orders", 0))
+    assert [("HF305" in line, MARKS_TOPIC in line) for line in said] == [(True, True)]
 
 
-def test_a_broker_that_does_not_answer_is_not_taken_for_an_empty_memory(
+def test_a_broker_that_does_not_answer_is_not_taken_for_a_group_without_marks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    memory = GroupMemory("mailer", {"bootstrap.servers": "127.0.0.1:1"}, print)
+    marks = GroupMarks("mailer", {"bootstrap.servers": "127.0.0.1:1"}, print)
 
     def late() -> Any:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
-    monkeypatch.setattr(memory, "_read", late)
+    monkeypatch.setattr(marks, "_read", late)
     with pytest.raises(KafkaException):
-        memory.find([("orders", 0)])
+        marks.find([("orders", 0)])
 
 
 @given(st.text(), st.text(), st.integers(0, 2**31 - 1))

@@ -1,19 +1,20 @@
-"""What a group has worked on, remembered apart from its positions.
+"""What a group has worked on, remembered apart from its committed offsets.
 
-A group that was away for longer than offsets.retention.minutes has no positions any more, and looks like one that never
-was. A new group begins at the beginning. One that was there before would handle everything again, and not notice what
-left the log in the meantime (HF305, HF206, HF211): somebody has to decide. So the two must be told apart.
+A group that was away for longer than offsets.retention.minutes has no committed offsets any more, and looks like one
+that never was. A new group begins at the beginning. One that was there before would handle everything again, and not
+notice what left the log in the meantime (HF305, HF206, HF211): somebody has to decide. So the two must be told apart.
 
-For each partition of which a group has committed a position there is a mark in a compacted topic, keyed by group, topic
-and partition, with the topic's id. A partition without a position and with a mark of its id has lost it; one without a
-mark is new to the group (HF304), and so is a topic that was deleted and made anew. A mark is written after a position
-was stored and never before, so a mark without a position is no false alarm; that it was written is noted beside the
-next position, and a position without that note has its mark written again. So the topic is read only when a position is
-missing, and written once for each partition.
+For each partition of which a group has committed an offset there is a mark in a compacted topic, keyed by group, topic
+and partition, with the topic's id. A partition without a committed offset and with a mark of its id has lost it; one
+without a mark is new to the group (HF304), and so is a topic that was deleted and recreated. A mark is written after a
+committed offset was stored and never before, so a mark without a committed offset is no false alarm; that it was
+written is noted beside the next committed offset, and a committed offset without that note has its mark written again.
+So the topic is read only when a committed offset is missing, and written once for each partition.
 
-What this cannot see: positions that vanish before their mark was written, which takes a moment after the first commit;
-groups that never ran with it; a topic of marks that may not be read or made, which is said once, or that somebody has
-deleted. In all of these a group begins at the beginning: it repeats, and skips nothing that is still there.
+What this cannot see: committed offsets that vanish before their mark was written, which takes a moment after the first
+commit; groups that never ran with it; a topic of marks that may not be read or made, which is said once, or that
+somebody has deleted. In all of these a group begins at the beginning: it repeats, and skips nothing that is still
+there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from holdfast.client.settings import admin_settings, producer_settings
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.topic_ids import TopicIds
 
-MEMORY_TOPIC: Final = "holdfast-groups"
+MARKS_TOPIC: Final = "holdfast-groups"
 REPLICAS_MAX: Final = 3
 TOPIC_SETTINGS: Final = {
     "cleanup.policy": "compact",
@@ -60,7 +61,7 @@ MISSING: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOW
 
 
 class Mark(NamedTuple):
-    """That a group has had a position of a partition."""
+    """That a group has had a committed offset of a partition."""
 
     group: str
     topic: str
@@ -85,12 +86,12 @@ def decode_mark(key: bytes | None, value: bytes | None) -> Mark | None:
         return None
 
 
-def group_memory(topic: str | None, group: str, settings: Mapping[str, Any]) -> GroupMemory | None:
-    """The memory of a group, unless it is to have none."""
-    return None if topic is None else GroupMemory(group, settings, say, topic)
+def group_marks(topic: str | None, group: str, settings: Mapping[str, Any]) -> GroupMarks | None:
+    """The marks of a group; None where it is to keep none."""
+    return None if topic is None else GroupMarks(group, settings, say, topic)
 
 
-class GroupMemory:
+class GroupMarks:
     """The marks of one group. `find` is for the thread that asks; `remember` only asks a thread of its own to write."""
 
     def __init__(
@@ -98,7 +99,7 @@ class GroupMemory:
         group: str,
         settings: Mapping[str, Any],
         say: Callable[[str], None],
-        topic: str = MEMORY_TOPIC,
+        topic: str = MARKS_TOPIC,
     ) -> None:
         self._group = group
         self._shared = admin_settings(settings)
@@ -116,7 +117,7 @@ class GroupMemory:
     # Asking
 
     def find(self, keys: Collection[PartitionKey]) -> dict[PartitionKey, Mark]:
-        """Of partitions without a position those that this group had one of. Raises KafkaException when nobody
+        """Of partitions without a committed offset those that this group had one of. Raises KafkaException when nobody
         answers."""
         if not keys or self._is_off:
             return {}
@@ -185,18 +186,18 @@ class GroupMemory:
         return key in self._written
 
     def known(self, key: PartitionKey) -> None:
-        """A position says that its mark was written."""
+        """A committed offset says that its mark was written."""
         self._asked.add(key)
         self._written.add(key)
 
     def remember(self, keys: Iterable[PartitionKey]) -> None:
-        """Positions of these partitions are stored: have their marks written, unless they are."""
+        """Committed offsets of these partitions are stored: have their marks written, unless they are."""
         new = [key for key in keys if key not in self._asked]
         if not new or self._is_off or time.monotonic() < self._not_before:
             return
         self._asked.update(new)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="holdfast-group-memory", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="holdfast-group-marks", daemon=True)
             self._thread.start()
         self._work.put(new)
 
@@ -280,7 +281,7 @@ class GroupMemory:
         if is_for_good and not self._is_off:
             self._is_off = True
             self._say(
-                f"'{self._topic}' cannot be used ({error.str()}): if the positions of group '{self._group}' expire, it "
-                "will begin at the beginning without a word (HF305)"
+                f"'{self._topic}' cannot be used ({error.str()}): if the committed offsets of group '{self._group}' "
+                "expire, it will begin at the beginning without a word (HF305)"
             )
         return is_for_good
