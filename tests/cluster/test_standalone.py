@@ -88,9 +88,12 @@ def place():
     return sys.prefix + " " + os.getcwd()
 """
 DRIVER: Final = """\
+import os
 import pathlib
 import sys
 import time
+
+from pyspark.sql import SparkSession
 
 from holdfast.pipeline.definition.loading import load_pipeline
 from holdfast.pipeline.engine.running import run_pipeline
@@ -114,6 +117,7 @@ run_pipeline(
     load_pipeline(file).definition,
     bootstrap=sys.argv[4],
     master=master,
+    spark=SparkSession.builder.getOrCreate() if "SUBMITTED" in os.environ else None,
     shared_filesystem=True,
     once=True,
     progress=progress,
@@ -141,8 +145,12 @@ def orders(
 class Driver:
     """A process that runs the pipeline and stops where a sign is put up, until the sign is taken down."""
 
-    def __init__(self, directory: Path, name: str, master: str, bootstrap_servers: str) -> None:
+    def __init__(
+        self, directory: Path, name: str, master: str, bootstrap_servers: str, *, is_submitted: bool = False
+    ) -> None:
+        """One that `is_submitted` is started by spark-submit, and brings the session that it is given."""
         self._name = name
+        self._is_submitted = is_submitted
         self._signs = directory / f"{name}-signs"
         self._signs.mkdir()
         self._output = directory / f"{name}.out"
@@ -153,7 +161,7 @@ class Driver:
         (directory / "driver.py").write_text(DRIVER)
         self._local = directory / f"{name}-local"
         self._command = [
-            sys.executable,
+            *(submitting(master) if is_submitted else (sys.executable,)),
             "driver.py",
             f"{name}.yaml",
             master,
@@ -171,6 +179,13 @@ class Driver:
             "SPARK_LOCAL_DIRS": str(self._local),
         }
         environment.pop("PYSPARK_PYTHON", None)
+        if self._is_submitted:
+            python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+            environment |= {
+                "SUBMITTED": "1",
+                "PYSPARK_DRIVER_PYTHON": sys.executable,
+                "PYSPARK_PYTHON": python,
+            }
         with open(self._output, "wb") as output:
             self._process = subprocess.Popen(
                 self._command,
@@ -222,6 +237,14 @@ class Driver:
         return self._output.read_text(encoding="utf-8", errors="replace")[-6000:]
 
 
+def submitting(master: str) -> list[str]:
+    import pyspark
+
+    program = os.path.join(os.path.dirname(pyspark.__file__), "bin", "spark-submit")
+    memory = "spark.executor.memory=1g"
+    return [program, "--master", master, "--deploy-mode", "client", "--conf", memory]
+
+
 def expected(sent: Orders) -> list[tuple[int, int, float, int]]:
     """What the steps make of every record that is not broken: number, twice its amount, the width of its note."""
     return [(part, n, n / 2, n % 50) for part, numbers in sent.good().items() for n in numbers]
@@ -261,3 +284,17 @@ def test_a_cluster_of_bare_workers_gives_every_row_once_whoever_dies(
     assert list((tmp_path / "far" / "home" / "state" / "versions").iterdir())
     assert {place.split()[0] for place in places} == {str(tmp_path / "cluster" / "python")}
     assert all(Path(place.split()[1]).is_relative_to(tmp_path / "cluster") for place in places)
+
+
+def test_a_program_that_spark_submit_starts_brings_its_session(
+    orders: tuple[str, Orders], tmp_path: Path
+) -> None:
+    bootstrap_servers, sent = orders
+    with (
+        SparkCluster(tmp_path / "cluster", java_home=find_java()) as cluster,
+        Driver(tmp_path, "given", cluster.url, bootstrap_servers, is_submitted=True) as driver,
+    ):
+        driver.finish()
+    rows, places = stored(tmp_path / "given" / "files")
+    assert rows == expected(sent)
+    assert {place.split()[0] for place in places} == {str(tmp_path / "cluster" / "python")}

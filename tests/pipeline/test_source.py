@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,3 +148,15 @@ def test_a_topic_created_again_stops_the_stream(source: SparkSession, bootstrap:
 def test_a_wrong_option_is_refused_before_anything_runs(source: SparkSession, bootstrap: str) -> None:
     with pytest.raises(Exception, match="HF401"):
         source.read.format("holdfast").options(**options(bootstrap, "columns", failOnDataLoss="false")).load()
+
+
+def test_the_guides_queries_run(source: SparkSession, bootstrap: str, tmp_path: Path) -> None:
+    make_topic(bootstrap, "orders")
+    send(bootstrap, "orders", range(20))
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "reading-topics.md"
+    texts = re.findall(r"^```python spark\n(.*?)^```$", guide.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(texts) == 2
+    for text in texts:
+        exec(text.replace("localhost:9092", bootstrap).replace('"orders-', f'"{tmp_path}/orders-'), {})
+    written = source.read.parquet(str(tmp_path / "orders-out")).collect()
+    assert sorted(row["value"] for row in written) == sorted(wanted(range(20)))

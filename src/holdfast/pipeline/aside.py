@@ -3,7 +3,7 @@
 Sinks hold what came out of the steps, and the dead letter what was wrong. The rows that a filter, a query, a lookup or
 a deduplication let go are nowhere: a ledger has their number and digest alone. So each batch that has such rows writes
 their places down, in one file below `<home>/aside/`, flushed before the first sink commits the batch. Rows too late for
-a tap (`window`, `keyed`, `join`) are there too, as `late-for`: they went on in the chain, and did not leave.
+a `window`, `keyed` or `join` are there too, as `late-for`: they went on in the chain, and did not leave.
 
 - A file is Parquet with the columns of `COLUMNS`, sorted by place, and names in its footer the batches it holds, each
   with its range, the fingerprint of the definition and its number of rows, one after the other.
@@ -44,7 +44,7 @@ FILTERED: Final = "filtered"
 DUPLICATE: Final = "duplicate"
 LATE: Final = "late"
 LATE_FOR: Final = "late-for"
-"""Too late for a tap, whose rows go on all the same."""
+"""Too late for a window, keyed function or join, which lets its rows go on all the same."""
 LEAVING: Final = (FILTERED, DUPLICATE, LATE)
 """The routes out of the chain."""
 COLUMNS: Final = ("topic", "partition", "offset", "index", "route", "step")

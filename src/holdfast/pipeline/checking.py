@@ -30,7 +30,7 @@ from holdfast.pipeline.definition.model import (
 )
 from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
 from holdfast.pipeline.definition.secrets import Redactor, SecretMissing, expand_definition, is_reference
-from holdfast.pipeline.definition.streams import has_memory
+from holdfast.pipeline.definition.streams import is_stateful
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,8 +54,9 @@ MAIN: Final = ""
 
 def check_definition(
     definition: PipelineDefinition, spark: SparkSession, environment: Mapping[str, str] | None = None
-) -> tuple[list[Finding], StructType | None]:
-    """What is wrong with a definition that keeps the rules, and the schema that reaches its sinks."""
+) -> tuple[list[Finding], dict[str, StructType]]:
+    """What is wrong with a definition that keeps the rules, and the schemas that reach its sinks, by what they take
+    (`rows`); those that are not known are not named."""
     from holdfast.pipeline.core.inspection import quiet_spark
     from holdfast.pipeline.engine.staging import stage_schema
 
@@ -71,17 +72,18 @@ def check_definition(
     try:
         frame = spark.createDataFrame([], stage_schema(expanded.source))
     except HoldfastError as error:
-        return [*findings, Finding(("source", "value"), str(error))], None
+        return [*findings, Finding(("source", "value"), str(error))], {}
     found, streams = _follow(expanded, frame)
     findings += [replace(finding, message=redactor.redact(finding.message)) for finding in found]
     findings += _check_sinks(expanded, streams)
-    return findings, streams[MAIN].schema if MAIN in streams else None
+    return findings, {name: frame.schema for name, frame in streams.items()}
 
 
 def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Finding], dict[str, DataFrame]]:
     """Step by step; and no rows of each stream that sinks can take, without those that are not known.
 
-    A rule that fails, or a step that taps the rows, leaves the schema as it was; another one that fails leaves none.
+    A rule that fails, or a step that lets the rows pass, leaves the schema as it was; another one that fails leaves
+    none.
     """
     from holdfast.pipeline.engine.operators import narrow
 
@@ -90,8 +92,8 @@ def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Find
     for index, step in enumerate(definition.steps):
         kind = kind_of_step(step)
         path: Path = ("steps", index, kind, TEXT_KEYS[kind])
-        if has_memory(step):
-            found, beside = _check_memory(definition, step, path, frame)
+        if is_stateful(step):
+            found, beside = _check_stateful(definition, step, path, frame)
             findings += found
             streams |= beside
             continue
@@ -110,10 +112,10 @@ def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Find
     return findings, {**streams, MAIN: narrow(frame)}
 
 
-def _check_memory(
+def _check_stateful(
     definition: PipelineDefinition, step: Step, path: Path, frame: DataFrame
 ) -> tuple[list[Finding], dict[str, DataFrame]]:
-    """A step with a memory lets the schema be; its streams, as sinks get them."""
+    """A stateful step leaves the schema as it is; its side outputs, as sinks get them."""
     from holdfast.pipeline.engine.routing import side_outputs
     from holdfast.pipeline.state.operator import operator_of
 
@@ -147,7 +149,7 @@ def _check_step(
             findings.append(Finding(path, message))
     if isinstance(step, Expect | Filter | Sql) and not _is_deterministic(after):
         message = (
-            "it calls a function whose answer changes when the batch is made again after a crash; "
+            "it calls a function whose answer changes when the batch is recomputed after a crash; "
             "use _batch_time for the time, and columns for the rest"
         )
         findings.append(Finding(path, message))
@@ -244,7 +246,7 @@ def _expression_problem(text: str, rows: DataFrame) -> str | None:
 
     try:
         chosen = rows.select(functions.expr(text))
-        return None if _is_deterministic(chosen) else "its answer changes when the batch is made again"
+        return None if _is_deterministic(chosen) else "its answer changes when the batch is recomputed"
     except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this text
         return analysis_message(error, rows)
 

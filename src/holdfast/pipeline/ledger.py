@@ -13,8 +13,9 @@ the ledger does not know yet may start anywhere: where a pipeline begins is deci
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class Routes:
         return self.main + by_name + self.duplicate + self.late
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**vars(self), "dead_letter": dict(self.dead_letter), "filtered": dict(self.filtered)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Routes:
@@ -74,7 +75,7 @@ class Intake:
     """Sum, modulo 2**64, of a hash of each record's place: the same in any order."""
 
     def as_json(self) -> dict[str, int]:
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, document: Mapping[str, int]) -> Intake:
@@ -91,6 +92,30 @@ class Reached(NamedTuple):
     """Which place the definition named for its rows: at another one the sink is another."""
 
 
+class Content(NamedTuple):
+    """The digests of the rows that a batch wrote (`holdfast.pipeline.row_digest`), added modulo 2**128."""
+
+    key: str
+    """The id of the key that they were taken with."""
+    digest: int
+    """Of this batch's rows."""
+    total: int
+    """Of all rows since the entry `since`; of an upsert, of those that the table has after this batch."""
+    since: int
+    """The number of the first entry whose rows are in the total."""
+    columns: Mapping[str, str]
+    """Every column that a row since then had in its digest, with the type that it has for Spark."""
+
+    def as_json(self) -> dict[str, Any]:
+        sums = {name: f"{getattr(self, name):032x}" for name in ("digest", "total")}
+        return {**self._asdict(), **sums, "columns": dict(self.columns)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Content:
+        sums = {name: int(document[name], 16) for name in ("digest", "total")}
+        return cls(**{**document, **sums})
+
+
 class Rejected(NamedTuple):
     """A record that became a dead letter because a sink does not take a row made of it."""
 
@@ -99,6 +124,42 @@ class Rejected(NamedTuple):
     offset: int
     sink: str
     why: str
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """Rows that were taken out of a sink on purpose (`holdfast pipeline erase`), and which those were.
+
+    It names places and sums, never a value: what was erased for a person's sake stays unknown.
+    """
+
+    reason: str
+    rows: int
+    entries: Mapping[str, tuple[int, str]]
+    """By the number of the entry that they belonged to: how many rows, and the sum of their digests in hexadecimal.
+    `BEFORE_LEDGER` stands for rows that are in no entry of the ledger of today."""
+    places: tuple[tuple[str, int, str, str], ...]
+    """Of each partition its topic, its number, and the rows' offsets and indexes (`pipeline.erased_places`)."""
+    files: tuple[str, ...] = ()
+    """That held them, and are to be removed."""
+
+    def as_json(self) -> dict[str, Any]:
+        entries = {number: list(each) for number, each in self.entries.items()}
+        places = [list(each) for each in self.places]
+        return {**vars(self), "entries": entries, "places": places, "files": list(self.files)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Erasure:
+        return cls(
+            document["reason"],
+            document["rows"],
+            {number: (rows, digest) for number, (rows, digest) in document["entries"].items()},
+            tuple((topic, partition, at, of) for topic, partition, at, of in document["places"]),
+            tuple(document["files"]),
+        )
+
+
+BEFORE_LEDGER = "-1"
 
 
 @dataclass(frozen=True)
@@ -138,6 +199,13 @@ class Entry:
     others: Mapping[str, Reached] = field(default_factory=dict)
     """By name, how far the pipeline's other sinks had come when this entry was made: a sink that is lost later is known
     by the ledgers of those that are not. Entries of an earlier holdfast have none."""
+    content: Content | None = None
+    """Entries of an earlier holdfast have none: what their rows were is not known."""
+    chain: str = ""
+    """A key's id, and a keyed hash over the chain of the entry before and over this entry
+    (`holdfast.pipeline.sealing`)."""
+    erased: Erasure | None = None
+    """The entry is about rows that were taken out: it takes no offset, and writes none."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -152,6 +220,8 @@ class Entry:
             **({"taps": {name: dict(counts) for name, counts in self.taps.items()}} if self.taps else {}),
             **({"rejected": [list(each) for each in self.rejected]} if self.rejected else {}),
             **({"others": {name: list(each) for name, each in self.others.items()}} if self.others else {}),
+            **({"content": self.content.as_json()} if self.content is not None else {}),
+            **({"erased": self.erased.as_json()} if self.erased is not None else {}),
         }
 
     @classmethod
@@ -171,13 +241,24 @@ class Entry:
             state=document.get("state", _unwritten_state(document["number"])),
             rejected=tuple(Rejected(*each) for each in document.get("rejected", ())),
             others={name: Reached(*each) for name, each in document.get("others", {}).items()},
+            content=Content.from_json(document["content"]) if "content" in document else None,
+            erased=Erasure.from_json(document["erased"]) if "erased" in document else None,
         )
 
 
 _PLAIN = ("pipeline", "sink", "number", "batch_time_ms", "fingerprint", "rows", "watermark_ms")
 """What every entry has, as it stands in JSON."""
-_SELDOM = ("lookups", "digests", "generation")
+_SELDOM = ("lookups", "digests", "generation", "chain")
 """What is written where there is something to say: entries of pipelines without it read as they always did."""
+
+
+def erased_rows(entries: Iterable[Entry]) -> Counter[str]:
+    """By the number of an entry, how many of its rows were erased since, as these entries say."""
+    found: Counter[str] = Counter()
+    for entry in entries:
+        if entry.erased is not None:
+            found.update({number: rows for number, (rows, _) in entry.erased.entries.items()})
+    return found
 
 
 def _unwritten_state(number: int) -> int | None:

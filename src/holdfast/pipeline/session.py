@@ -31,7 +31,7 @@ from holdfast.pipeline.worker_python import quick_python
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SUPPORTED_SPARK = "4.3"
+SUPPORTED_SPARK = ("4.0", "4.1", "4.2", "4.3")
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -194,6 +194,28 @@ def shipping(address: str, settings: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@contextlib.contextmanager
+def workers_with_parts(
+    spark: SparkSession, home: str, settings: Mapping[str, str], tell: Callable[[str], None] | None = None
+) -> Iterator[None]:
+    """Inside, workers of a session that the user brings find our parts: on this machine they run the driver's own
+    Python; on others they get the package, which stays with the session."""
+    context = spark.sparkContext
+    python, environment = context.pythonExec, dict(context.environment)
+    if is_remote(context.master):
+        context.addArchive(f"{shipped_package(home, settings, tell)}#{PARTS}")
+        paths = (f"./{PARTS}", environment.get("PYTHONPATH", ""))
+        context.environment["PYTHONPATH"] = ":".join(filter(None, paths))
+    else:
+        context.pythonExec = sys.executable
+    try:
+        yield
+    finally:
+        context.pythonExec = python
+        context.environment.clear()
+        context.environment.update(environment)
+
+
 def refuse_fixed(settings: Mapping[str, str]) -> None:
     for name, wanted in changed(settings):
         raise SettingFixed(
@@ -253,10 +275,10 @@ def require_spark() -> None:
         )
     import pyspark
 
-    if not pyspark.__version__.startswith(SUPPORTED_SPARK + "."):
+    if ".".join(pyspark.__version__.split(".")[:2]) not in SUPPORTED_SPARK:
         raise SparkUnusable(
-            f"pyspark {pyspark.__version__} is installed; pipelines are made for {SUPPORTED_SPARK} "
-            f"(pip install 'pyspark~={SUPPORTED_SPARK}.0')"
+            f"pyspark {pyspark.__version__} is installed; pipelines are made for {', '.join(SUPPORTED_SPARK)} "
+            "(pip install 'holdfast[spark]')"
         )
 
 

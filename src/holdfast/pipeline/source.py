@@ -17,12 +17,8 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from holdfast.pipeline.guards import check_positions
@@ -59,7 +55,14 @@ class HoldfastSource(DataSource):
         return _RangeReader(self._parsed)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return _StreamReader(self._parsed)
+        if pyspark.__version__.startswith(("4.0.", "4.1.")):
+            raise SourceOptionError(
+                f"readStream.format('holdfast') needs Spark 4.2 or newer, and this is {pyspark.__version__}: before, a "
+                "source in Python is not told how much a batch may hold. spark.read and pipelines work here"
+            )
+        from holdfast.pipeline.source_stream import StreamReader
+
+        return StreamReader(self._parsed)
 
 
 class _Piece(InputPartition):
@@ -72,7 +75,7 @@ class _Piece(InputPartition):
         self.isolation = isolation
 
 
-class _PieceReader:
+class PieceReader:
     """In a worker: reads what a task was given."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -81,12 +84,12 @@ class _PieceReader:
             yield from cluster.read(partition.task, isolation=partition.isolation)
 
 
-def _pieces(batch: BatchRange, options: SourceOptions) -> list[_Piece]:
+def pieces(batch: BatchRange, options: SourceOptions) -> list[_Piece]:
     tasks = pack(batch, os.cpu_count() or 2, at_least=options.min_partitions)
     return [_Piece(task, options.settings, options.isolation) for task in tasks]
 
 
-class _Planner:
+class Planner:
     """Finds topics, resolves offsets and cuts ranges; holds one connection per broker while the query runs."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -163,14 +166,14 @@ class _Planner:
         return self._offsets(new, "earliest") if new else {}
 
 
-class _RangeReader(_PieceReader, DataSourceReader):
+class _RangeReader(PieceReader, DataSourceReader):
     """One batch query: the range is fixed when it is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        planner = _Planner(self._options)
+        planner = Planner(self._options)
         try:
             topics = planner.topics()
             starts = planner.resolve(topics, self._options.starting)
@@ -181,66 +184,7 @@ class _RangeReader(_PieceReader, DataSourceReader):
             place: Span(start.offset, max(start.offset, ends[place].offset), ends[place].leader_epoch)
             for place, start in starts.items()
         }
-        return _pieces(BatchRange(spans), self._options)
-
-
-class _StreamReader(_PieceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming query. `latestOffset` cuts, `partitions` packs, `read` runs in the workers."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._planner: _Planner | None = None
-        self._target: Positions | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What goes to the workers: connections stay here."""
-        return {"_options": self._options, "_planner": None, "_target": None}
-
-    @property
-    def _plan(self) -> _Planner:
-        if self._planner is None:
-            self._planner = _Planner(self._options)
-        return self._planner
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return to_offset(Positions(self._plan.resolve(self._plan.topics(), self._options.starting)))
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(self._options.max_offsets)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = Positions(self._plan.resolve(self._plan.topics(), "latest"))
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        standing = from_offset(start)
-        ends = self._plan.ends(standing)
-        new = self._plan.starts_of_new(standing, ends)
-        if new:
-            return to_offset(Positions({**new, **standing.at}))
-        goals = {place: self._goal(place, ends) for place in standing}
-        return to_offset(cut(standing.at, goals, limit.max_rows if isinstance(limit, ReadMaxRows) else None))
-
-    def _goal(self, place: Place, ends: Positions) -> Position:
-        end = ends.at[place]
-        if self._target is None:
-            return end
-        return min(end, self._target.at.get(place, Position(0)))
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        before, after = from_offset(start), from_offset(end)
-        new = {place: position for place, position in after.at.items() if place not in before.at}
-        starts = {**before.at, **(self._plan.starts_of_new(before, Positions(new)) if new else {})}
-        spans = {
-            place: Span(
-                starts[place].offset, max(starts[place].offset, position.offset), position.leader_epoch
-            )
-            for place, position in after.at.items()
-        }
-        return _pieces(BatchRange(spans), self._options)
-
-    def stop(self) -> None:
-        if self._planner is not None:
-            self._planner.close()
+        return pieces(BatchRange(spans), self._options)
 
 
 def cut(starts: Mapping[Place, Position], goals: Mapping[Place, Position], most: int | None) -> Positions:

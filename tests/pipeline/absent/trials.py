@@ -290,6 +290,7 @@ THINGS: Final = (
     Thing("the definition", ("orders.yaml",), "orders.yaml"),
     Thing("the home", ("files/home",), "home"),
     Thing("`sinks.json`", ("sinks.json",), "home/sinks.json"),
+    Thing("`digest.key`", ("digest.key",), "home/digest.key"),
     Thing("`plan.json`", ("plan.json",), "home/plan.json"),
     Thing("`definition.json`", ("definition.json",), "home/definition.json"),
     Thing("`log.jsonl`", ("log.jsonl",), "home/log.jsonl"),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -154,7 +154,9 @@ class Router:
         os.makedirs(directory)
         ids = rows.table.column("id")
         table = pa.table({"id": ids, "_until": pa.repeat(pa.scalar(FOR_EVER), len(ids))}, REMEMBERED)
-        pq.write_table(table, os.path.join(directory, "part-0.parquet"), compression="none")
+        pq.write_table(
+            table, os.path.join(directory, "part-0.parquet"), compression="none", write_page_checksum=True
+        )
         segment = store.adopt(directory)
         known = () if held is None else held.segments
         state = replace(held or StepState(), segments=(*known, *([segment] if segment else [])))
@@ -244,7 +246,7 @@ def _letters(sink: Any, rows: Frame) -> Frame:
     return Frame(rows.table.add_column(3, "headers", none))
 
 
-def _copied(sink: Any, rows: Frame, schema: Any, target: Any, stage: str) -> list[Any]:
+def _copied(sink: Any, rows: Frame, schema: Any, target: Any, stage: str, digesting: Any) -> list[Any]:
     places = rows.table.column("_hf").combine_chunks()
     flat = {f"_hf_{name}": places.field(name) for name in ("topic", "partition", "offset", "index")}
     table = pa.table(
@@ -252,14 +254,15 @@ def _copied(sink: Any, rows: Frame, schema: Any, target: Any, stage: str) -> lis
     )
     with sink._explained() as connection:
         statement = target.copy(stage).as_string(connection)
-    found = Frame(table).mapInArrow(lambda given: copy_task(given, sink._definition.url, statement), None)
+    url = sink._definition.url
+    found = Frame(table).mapInArrow(lambda given: copy_task(given, url, statement, digesting), None)
     return found.collect()  # type: ignore[no-any-return]
 
 
 @contextmanager
 def without_spark(router: type[Any] = Router, *, retries: int = 0) -> Iterator[Any]:
     """Inside, what it gives stands for the session of `run_pipeline`."""
-    session = SimpleNamespace()
+    session = SimpleNamespace(sparkContext=Mock(master="local[1]", environment={}))
     same = lambda rows, schema: rows  # noqa: E731
     with (
         patch.object(running, "refuse_session", lambda *given, **more: None),

@@ -317,7 +317,7 @@ OF_THE_GUIDE: dict[str, list[tuple[PipelineDefinition, Alter]]] = {
     ],
     "a new sink": [(STATEFUL, sinks(*STATEFUL.sinks, KafkaSink("t")))],
     "a sink left out": [(STATEFUL, sinks(LAKE))],
-    "a new or changed rule, filter, query, function, lookup behind every step with a memory": [
+    "a new or changed rule, filter, query, function, lookup behind every stateful step": [
         (STATEFUL, steps(CLEAN, TOTALS, Expect("positive", "id > 0"))),
         (STATEFUL, steps(CLEAN, TOTALS, Filter("odd", "id % 2 = 1"))),
         (STATEFUL, steps(CLEAN, TOTALS, Sql("s", "SELECT _hf, id FROM input"))),
@@ -340,7 +340,7 @@ OF_THE_GUIDE: dict[str, list[tuple[PipelineDefinition, Alter]]] = {
         (STATEFUL, steps(CLEAN, TOTALS, Join("both", "orders", "more", {"id": "id"}, select={"a": "l.id"}))),
     ],
     "`event_time`": [(STATEFUL, source(event_time=EventTime("at", delay="1h")))],
-    "a step before one with a memory, or how records are decoded": [
+    "a step before a stateful one, or how records are decoded": [
         (STATEFUL, steps(replace(CLEAN, where="amount > 1"), TOTALS)),
         (STATEFUL, value(unknown="reject")),
     ],

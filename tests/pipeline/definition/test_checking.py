@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.pipeline import Pipeline
 from holdfast.pipeline.checking import check_definition
-from holdfast.pipeline.definition.example import write_example
+from holdfast.pipeline.definition.example import write_files
 from holdfast.pipeline.definition.loading import load_pipeline
 
 if TYPE_CHECKING:
@@ -34,11 +34,10 @@ def findings(spark: SparkSession, pipeline: Pipeline) -> list[str]:
 
 
 def test_the_example_passes_and_its_columns_are_told(spark: SparkSession, tmp_path: Path) -> None:
-    definition = load_pipeline(write_example(str(tmp_path))[0]).definition
-    found, schema = check_definition(definition, spark, environment={})
+    definition = load_pipeline(write_files(str(tmp_path))[0]).definition
+    found, schemas = check_definition(definition, spark, environment={})
     assert found == []
-    assert schema is not None
-    assert [field.name for field in schema.fields if not field.name.startswith("_")] == [
+    assert [field.name for field in schemas[""].fields if not field.name.startswith("_")] == [
         "id",
         "customer",
         "amount",
@@ -53,10 +52,9 @@ def test_types_flow_from_step_to_step(spark: SparkSession) -> None:
     pipeline = WITH_SINK.sql("SELECT _hf, id * 2 AS double_id, upper(name) AS name, at FROM input").sql(
         "SELECT *, date_trunc('DAY', at) AS day, _hf.offset AS source_offset FROM input"
     )
-    found, schema = check_definition(pipeline.definition(), spark, environment={})
+    found, schemas = check_definition(pipeline.definition(), spark, environment={})
     assert found == []
-    assert schema is not None
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    types = {field.name: field.dataType.simpleString() for field in schemas[""].fields}
     assert types["double_id"] == "bigint"
     assert types["day"] == "timestamp"
     assert "id" not in types
@@ -122,12 +120,11 @@ def test_steps_behind_a_query_that_fails_are_named_as_unchecked(spark: SparkSess
 
 
 def test_a_missing_secret_is_a_warning(spark: SparkSession) -> None:
-    found, schema = check_definition(
+    found, _ = check_definition(
         BASE.write("parquet", path="${NOWHERE}/o").definition(), spark, environment={}
     )
     assert [finding.level for finding in found] == ["warning"]
     assert "NOWHERE" in str(found[0])
-    assert schema is not None
 
 
 WITH_TIME = Pipeline("p").read(
@@ -159,9 +156,9 @@ def test_every_sink_is_checked_against_the_rows_it_takes(spark: SparkSession, tm
         .write("kafka", topic="g", name="g", rows="totals", key="amount")
         .write("kafka", topic="h", name="h", rows="once.late", key="city")
     )
-    found, schema = check_definition(pipeline.definition(directory=str(tmp_path)), spark, environment={})
-    assert schema is not None
-    assert "city" in schema.names
+    found, schemas = check_definition(pipeline.definition(directory=str(tmp_path)), spark, environment={})
+    assert "city" in schemas[""].names
+    assert "total" in schemas["totals"].names
     assert [str(finding).split("; ")[0] for finding in found] == [
         "sinks[5].kafka.key: there is no column 'scoer'",
         "sinks[6].kafka.key: there is no column 'amount'",

@@ -18,7 +18,7 @@ from holdfast.pipeline.keyed import KeyState
 
 GUIDES = Path(__file__).parents[3] / "docs" / "guides"
 GUIDE = (GUIDES / "pipeline.md").read_text()
-MEMORY = (GUIDES / "pipelines-with-memory.md").read_text()
+MEMORY = (GUIDES / "stateful-pipelines.md").read_text()
 
 
 def blocks(guide: str, language: str) -> list[str]:

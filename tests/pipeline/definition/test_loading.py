@@ -172,7 +172,7 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
         "did you mean 'quarantine'?",
         "p.yaml:11:5: steps[1].filtr: there is no step 'filtr'; did you mean 'filter'?",
         "p.yaml:13:5: steps[2].expand: 'expand' belongs below 'sql', indented by two more spaces",
-        "p.yaml:14:13: steps[3].filter.where: now() changes when a batch is made again after a crash; "
+        "p.yaml:14:13: steps[3].filter.where: now() changes when a batch is recomputed after a crash; "
         "use _batch_time, the time that is fixed with the batch",
         "p.yaml:16:14: sinks[0].parquet: parquet needs 'path': The directory; each batch is one inside it.",
         "p.yaml:16:15: sinks[0].parquet.pth: parquet has no key 'pth'; did you mean 'path'?",

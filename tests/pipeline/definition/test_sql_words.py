@@ -26,7 +26,7 @@ from holdfast.pipeline.definition.sql_words import problems_of_expression, probl
 )
 def test_calls_that_change_are_refused(sql: str) -> None:  # HF410
     (problem,) = problems_of_expression(sql)
-    assert "changes when a batch is made again after a crash" in problem
+    assert "changes when a batch is recomputed after a crash" in problem
 
 
 @pytest.mark.parametrize("name", ["now", "current_timestamp", "unix_timestamp", "current_date"])

@@ -25,6 +25,8 @@ from holdfast.pipeline.engine.progress import BatchDone, Event, Summary
 from holdfast.pipeline.engine.running import RETRIES_MAX, run_pipeline
 from holdfast.pipeline.ledger import Decision, Entry, decide
 from holdfast.pipeline.positions import Positions
+from holdfast.pipeline.row_digest import DigestKey
+from holdfast.pipeline.sealing import Written
 from holdfast.pipeline.sinks.base import Batch, Problem, SinkContext
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class MemoryPrepared:
     content: list[dict[str, Any]]
     rows: int
     digest: int | None
+    written: Written | None = None
 
     def commit(self, entry: Entry) -> None:
         self.sink.take(self.content, entry)
@@ -61,6 +64,7 @@ class MemorySink:
     ledger: list[Entry] = field(default_factory=list)
     loses_a_row: bool = False
     fails_after_commit: bool = False
+    key: DigestKey | None = None
 
     def check(self, rows: StructType) -> list[Problem]:
         return []

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.model import Decoding, EventTime, Field, Source
-from holdfast.pipeline.engine.decoding import RowDecoder, decoded_ddl
+from holdfast.pipeline.engine.decoding import RecordDecoder, decoded_ddl
 
 CLICKS = Decoding("csv", (Field("id", "long"), Field("at", "timestamp", required=False)))
 HOUR_US = 3_600_000_000
@@ -27,13 +27,13 @@ def batch(values: list[bytes | None], timestamps_us: list[int] | None = None) ->
     )
 
 
-def decoder(event: EventTime | None = None, **source: Any) -> RowDecoder:
+def decoder(event: EventTime | None = None, **source: Any) -> RecordDecoder:
     given: dict[str, Any] = {"topics": ("clicks",), "value": CLICKS, "event_time": event, **source}
-    return RowDecoder(Source(**given))
+    return RecordDecoder(Source(**given))
 
 
 def decoded(
-    each: RowDecoder, values: pa.RecordBatch, topic: str = "clicks", piece: int = 0
+    each: RecordDecoder, values: pa.RecordBatch, topic: str = "clicks", piece: int = 0
 ) -> dict[str, list[Any]]:
     columns, _ = each.decode(values, topic, 0, piece)
     found: dict[str, list[Any]] = {}

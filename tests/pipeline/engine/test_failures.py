@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -73,3 +74,19 @@ def test_only_what_time_mends_is_tried_again() -> None:
     assert is_transient(SinkUnavailable("x"))
     assert not is_transient(TopicMissing("x"))
     assert not is_transient(OSError(errno.ENOSPC, "full"))
+
+
+def test_a_java_process_that_is_gone_is_called_by_its_name() -> None:
+    gone: dict[str, Any] = {"__name__": "py4j.java_gateway"}
+    exec("def ask(): raise ConnectionRefusedError(111, 'Connection refused')", gone)
+    with pytest.raises(ConnectionRefusedError) as refused:
+        gone["ask"]()
+    told = explain_failure(refused.value)
+    assert "Spark's Java process has ended" in str(told)
+    assert getattr(told, "exit_code", None) == 3
+    assert "Java" not in str(explain_failure(ConnectionRefusedError(111, "Connection refused")))
+
+
+def test_a_path_through_a_file_says_what_to_do() -> None:
+    told = str(explain_failure(NotADirectoryError(errno.ENOTDIR, "Not a directory")))
+    assert told.startswith("a path of the pipeline: Not a directory: ")

@@ -77,12 +77,16 @@ def test_batches_and_crashes_do_not_change_what_comes_out(
 ) -> None:
     [whole] = clicks.run_batches()
     expected = outputs(clicks)
-    assert (whole.turns["visits"]["taken"], whole.turns["visits"]["late"]) == (29, 1)
+    assert (whole.step_counts["visits"]["taken"], whole.step_counts["visits"]["late"]) == (29, 1)
     assert clicks.sinks["late"].ids == [20]
-    assert sum(expected["visits"].values()) == whole.turns["visits"]["fired"] > 5
+    assert sum(expected["visits"].values()) == whole.step_counts["visits"]["fired"] > 5
 
     follow(clicks, visits)
-    clicks.change(home=str(tmp_path / "again"), source=replace(clicks.definition.source, batch_records=10))
+    clicks.change(
+        home=str(tmp_path / "again"),
+        monitoring_group="again",
+        source=replace(clicks.definition.source, batch_records=10),
+    )
     for point, times in (("state-published", 2), ("committed:main", 1)):
         with pytest.raises(BaseException) as crashed:
             clicks.run(crash_at(point, times))
@@ -91,7 +95,7 @@ def test_batches_and_crashes_do_not_change_what_comes_out(
     assert outputs(clicks) == expected
     version = StateStore(state_path(clicks.definition.home), is_writer=False).newest()
     assert version is not None
-    assert version.steps["visits"].notes["fired"] == whole.turns["visits"]["fired"]
+    assert version.steps["visits"].notes["fired"] == whole.step_counts["visits"]["fired"]
 
 
 def test_a_function_that_fails_commits_nothing(clicks: Bench) -> None:

@@ -67,6 +67,7 @@ class TestVanished:
     def test_without_the_home_the_ledger_of_any_other_sink_knows_it(self, bench: Bench, witness: str) -> None:
         one_batch(bench)
         bench.lose_home()
+        bench.admin.delete_consumer_groups(["hf-orders"])["hf-orders"].result(30)
         other = next(name for name in ("dead-letter", "second") if name != witness)
         bench.sinks[other].ledger[:] = [replace(each, others={}) for each in bench.sinks[other].ledger]
         bench.sinks["main"] = MemorySink("main")

@@ -22,6 +22,7 @@ from holdfast.pipeline.engine.planning import (
     plan_batch,
     remaining,
     share_out,
+    unread,
 )
 from holdfast.pipeline.engine.progress import StateNow
 from holdfast.pipeline.engine.staging import Piece, Staged
@@ -146,6 +147,28 @@ class TestOpenings:
 
     def test_sinks_that_know_everything_are_left_alone(self) -> None:
         assert openings({"a": entry_at("a", {0: 50, 1: 2})}, LOGS, {}) == {}
+
+
+class TestUnread:
+    def told(self, ledgers: dict[str, Entry | None], logs: dict[Place, Log], start: int = 0) -> list[str]:
+        return unread(ledgers, logs, openings(ledgers, logs, dict.fromkeys(logs, start)))
+
+    def test_a_sink_that_begins_behind_the_start_is_told_with_what_lies_before(self) -> None:
+        ledgers: dict[str, Entry | None] = {
+            "dead-letter": entry_at("dead-letter", {0: 40, 1: 10}),
+            "new": None,
+        }
+        (line,) = self.told(ledgers, LOGS)
+        assert line.startswith("sink 'new' is new and begins where the others stand: 50 offsets")
+        assert "refill FILE new" in line
+        assert self.told({"dead-letter": entry_at("dead-letter", {0: 0, 1: 0}), "new": None}, LOGS) == []
+
+    def test_a_log_that_was_cut_before_the_first_run_is_told(self) -> None:
+        logs = {place(0): Log(30, 100, 5), place(1): Log(0, 10, 6)}
+        (line,) = self.told({"a": None, "b": None}, logs, 30)
+        assert "the logs of 1 partitions do not begin at offset 0 (orders-0 at 30)" in line
+        assert self.told({"a": None, "b": None}, LOGS) == []
+        assert self.told({"a": entry_at("a", {0: 40, 1: 0})}, logs) == []
 
 
 def test_lag_is_counted_from_the_sink_furthest_behind() -> None:

@@ -22,6 +22,7 @@ class AwayWorkshop:
     def __init__(self, looks_in_vain: int) -> None:
         self.ledgers: dict[str, Any] = {}
         self.sinks: dict[str, Any] = {}
+        self.at_sink = ""
         self.looks = 0
         self.looks_in_vain = looks_in_vain
 

@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import AlreadyRunning, DefinitionWrong, EnvironmentFails, Unbalanced
 from holdfast.pipeline.definition.model import Filter
 from holdfast.pipeline.engine.home import Home, holder
-from holdfast.pipeline.engine.progress import BatchDone, Event, Retrying, Started, Stopping, Waiting
+from holdfast.pipeline.engine.progress import BatchDone, Ended, Event, Retrying, Started, Stopping, Waiting
 from holdfast.pipeline.engine.running import Stop, handled_signals
 from holdfast.pipeline.engine.status import read_status
 from holdfast.pipeline.guards import GuardTripped
@@ -119,7 +119,9 @@ class TestTwoCopies:
 class TestWhatStopsIt:
     def test_no_such_topic(self, bench: Bench) -> None:
         bench.change(source=replace(bench.definition.source, topics=("ordres",)))
-        with pytest.raises(DefinitionWrong, match=r"there is no topic 'ordres' on 127\.0\.0\.1") as caught:
+        with pytest.raises(
+            DefinitionWrong, match=r"no topic 'ordres' on 127.* did you mean 'orders'\?"
+        ) as caught:
             bench.run()
         assert caught.value.exit_code == 2
         assert bench.sinks["main"].ledger == []
@@ -328,12 +330,14 @@ def test_events_and_log_say_what_was_done(bench: Bench) -> None:
     bench.produce_orders(4)
     events: list[Event] = []
     bench.run(progress=events.append)
-    started, done = events
+    started, done, ended = events
     assert isinstance(started, Started)
     assert isinstance(done, BatchDone)
+    assert ended == Ended("done")
     assert started.lag == 4
     assert done.lag == 0
     assert done.rows_by_sink == {"dead-letter": 0, "main": 4, "second": 4}
+    assert set(done.sink_times_ms) == {"dead-letter", "main", "second"}
     assert set(done.times_ms) == {"plan", "stage", "route", "prepare", "aside", "commit"}
     batch, summary = bench.log
     assert batch["range"] == done.range.as_json()

@@ -21,7 +21,7 @@ from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.engine.status import SinkStatus, Status
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.operations import against_running
-from holdfast.pipeline.operations.against_running import Judgement, judge, misfits
+from holdfast.pipeline.operations.against_running import Judgement, column_changes, judge, misfits
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
 from holdfast.pipeline.sinks.parquet import Layout
 from holdfast.pipeline.state.segments import StepState
@@ -56,7 +56,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Any:
         definition: PipelineDefinition,
         *sinks: SinkStatus,
         source_problem: str | None = None,
-        columns: dict[str, str] | None = None,
+        columns: dict[str, dict[str, str]] | None = None,
     ) -> Judgement:
         status = Status("p", home_of(definition), "g", sinks, source_problem, None, None)
         monkeypatch.setattr(against_running, "read_status", lambda _, bootstrap: status)
@@ -160,8 +160,12 @@ def test_columns_of_a_parquet_sink_are_read_from_its_newest_batch(
     batch.mkdir(parents=True)
     columns = StructType([StructField("_hf", LongType()), StructField("id", LongType())])
     (batch / "_schema.json").write_bytes(Layout(columns, ()).encode())
-    assert judged(plain, stands, columns={"id": "bigint"}).changes == ()
-    assert changes(judged(plain, stands, columns={"id": "string"})) == [("refused", "sinks.lake")]
+    assert judged(plain, stands, columns={"": {"id": "bigint"}}).changes == ()
+    assert changes(judged(plain, stands, columns={"": {"id": "string"}})) == [("refused", "sinks.lake")]
+    [sink] = plain.sinks
+    beside = replace(plain, sinks=(replace(sink, rows="once.late"),))
+    found = list(column_changes(beside, {"": {"id": "bigint"}, "once.late": {"id": "string"}}))
+    assert [each.where for each in found] == ["sinks.lake"]
 
 
 # ---------------------------------------------------------------------------- after a reset

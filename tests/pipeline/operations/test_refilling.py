@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.support.tiers import by_tier
 
+from holdfast.pipeline.aside import recorded
 from holdfast.pipeline.core.failures import SinkLost, StateMissing
 from holdfast.pipeline.definition.model import ParquetSink
 from holdfast.pipeline.definition.naming import home_of
@@ -139,6 +141,9 @@ def test_a_new_sink_can_have_the_past_too_as_far_as_the_source_has_it(
     more = replace(definition, sinks=(*definition.sinks, ParquetSink("copy", name="copy")))
     refill(more, "copy", spark)
     assert rows(shop.directory / "copy") == rows(shop.directory / "shop-rows")
+    recorded_by = Counter(batch.fingerprint for batch in recorded(home_of(more)).values())
+    assert len(recorded_by) == 2, "which rows left is on record for the batches of both definitions"
+    assert len(set(recorded_by.values())) == 1
     assert run_pipeline(more, spark=spark, signals=False).batches == 0
 
     shutil.rmtree(shop.directory / "copy")

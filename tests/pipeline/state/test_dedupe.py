@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.state_turns import GAMES, Played, Player, Record, placed
+from tests.support.state_batches import GAMES, Played, Player, Record, placed
 from tests.support.tiers import by_tier
 
 from holdfast.pipeline.core.failures import StepError

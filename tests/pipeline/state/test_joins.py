@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.state_turns import GAMES, HF_DDL, Played, Player, Record, placed
+from tests.support.state_batches import GAMES, HF_DDL, Played, Player, Record, placed
 
 from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import ddl_schema

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from tests.support.state_turns import HF_DDL, Played, Player, Record
+from tests.support.state_batches import HF_DDL, Played, Player, Record
 
 from holdfast.errors import UsageError
 from holdfast.pipeline.core.failures import StepError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.state_turns import GAMES, Played, Player, Record, placed
+from tests.support.state_batches import GAMES, Played, Player, Record, placed
 
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.digest import MASK, place_hash

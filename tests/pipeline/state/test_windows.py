@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.state_turns import HF_DDL, Played, Player, Record
+from tests.support.state_batches import HF_DDL, Played, Player, Record
 
 from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import ddl_schema

@@ -4,7 +4,7 @@ Two documents are compared: the canonical form of the definition that made the n
 `<home>/definition.json`, and that of the definition at hand. Every difference is one of
 
 - *safe*: the next run simply goes on;
-- *rebuild*: the state was made by other rules, and `holdfast pipeline rebuild` makes it anew by reading the source
+- *rebuild*: the state was made by other rules, and `holdfast pipeline rebuild` rebuilds it by reading the source
   again, without touching a sink;
 - *refused*: ledgers, or what sinks hold, would not fit; there is always another way, and the change says which.
 
@@ -125,7 +125,7 @@ def refuse_unsafe(before: Document | None, after: Document, facts: Facts = NO_FA
     if level is Level.REBUILD:
         kind = NeedsRebuild
         first = (
-            "The state is of other rules: `holdfast pipeline rebuild FILE` makes it anew, and touches no sink"
+            "The state is of other rules: `holdfast pipeline rebuild FILE` rebuilds it, and touches no sink"
         )
     lines = "\n".join(f"  {change.level.value}: {change}" for change in bad)
     raise kind(f"{first}\n{lines}\n{last}", bad)

@@ -16,7 +16,7 @@ class Level(Enum):
 
     SAFE = "safe"
     REBUILD = "rebuild"
-    """The state was made by other rules: `holdfast pipeline rebuild` makes it anew."""
+    """The state was made by other rules: `holdfast pipeline rebuild` rebuilds it."""
     REFUSED = "refused"
     """Ledgers, or what sinks hold, would not fit any more."""
 
@@ -50,7 +50,7 @@ def safe(where: str, what: str, why: str, todo: str = "") -> Change:
 
 
 def rebuild(where: str, what: str, why: str) -> Change:
-    """The state has to be made anew."""
+    """The state has to be rebuilt."""
     return Change(Level.REBUILD, where, what, why, "Run `holdfast pipeline rebuild`.")
 
 

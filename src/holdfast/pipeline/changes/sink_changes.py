@@ -6,14 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast.pipeline.changes.levels import Change, Document, from_to, refused, safe
+from holdfast.pipeline.definition.places import place_of
 
-PLACES: Final = {
-    "parquet": ("path",),
-    "delta": ("path",),
-    "postgres": ("url", "schema_name", "table"),
-    "kafka": ("bootstrap", "topic"),
-}
-"""What says where the rows of a kind of sink are."""
 NEW_PLACE: Final = (
     "Give the changed sink a new name and a place of its own; the old one can be left out then."
 )
@@ -81,13 +75,6 @@ def sink_changes(before: Document, after: Document) -> Iterator[Change]:
                 "as the source still has the records.",
             )
     yield from _dead_letter(before.get("dead_letter") or {}, after.get("dead_letter") or {})
-
-
-def place_of(sink: Document) -> tuple[str, ...]:
-    """Where a sink's rows are: two sinks with the same one would mix theirs."""
-    kind = "files" if sink["kind"] in ("parquet", "delta") else sink["kind"]
-    parts = (str(sink.get(name) or "").rstrip("/") for name in PLACES[sink["kind"]])
-    return (kind, *parts)
 
 
 def _new(sink: Document) -> Change:

@@ -1,7 +1,7 @@
-"""Changes of the steps: which state was made by them, and has to be made anew.
+"""Changes of the steps: which state was made by them, and has to be rebuilt.
 
 A step's state is made of the rows that reach it. So it follows from the step itself and from every step before it that
-lets rows through changed or not at all. Taps (windows, keyed functions, joins) let rows go on as they are, and so does
+lets rows through changed or not at all. Windows, keyed functions and joins let rows go on as they are, and so does
 a rule that only warns: they are no part of what later steps remember.
 """
 
@@ -20,7 +20,7 @@ STATEFUL: Final = {
 }
 """Steps with a state, and what of it another rule would have made otherwise."""
 FROM_NOW_ON: Final = "It counts from the next batch on; rows that sinks hold stay as they are."
-TAPS: Final = ("window", "keyed", "join")
+WITH_OWN_ROWS: Final = ("window", "keyed", "join")
 RULES: Final = ("expect", "filter")
 HARMLESS: Final = {
     ("lookup", "refresh"): "A version of the table is pinned for each batch, whatever its age.",
@@ -37,7 +37,7 @@ def has_state(document: Document) -> bool:
 def makes_rows(step: Document) -> bool:
     """Whether what this step does shows in the rows that later steps get."""
     is_warning = step["kind"] == "expect" and step.get("otherwise") == "warn"
-    return step["kind"] not in TAPS and not is_warning
+    return step["kind"] not in WITH_OWN_ROWS and not is_warning
 
 
 def step_changes(before: Document, after: Document) -> Iterator[Change]:
@@ -124,7 +124,7 @@ def _remade(where: str, what: str, later: list[str]) -> Change:
 
 
 def _remembering_after(step: Document, document: Document, other: Document | None = None) -> list[str]:
-    """Names of the steps with a memory behind this one, that are in the other definition too."""
+    """Names of the stateful steps behind this one that are in the other definition too."""
     steps: list[Any] = list(document.get("steps") or [])
     names = [each["name"] for each in steps]
     at = names.index(step["name"])

@@ -18,7 +18,7 @@ Spark unpacks it into the working directory of each executor, where it is on Pyt
 version of Python on one kind of system: that of the driver, since functions travel between them as bytecode.
 
 The same parts make the same bytes: names are sorted, times and owners fixed. So an archive is named by the digest of
-what goes in, kept in the cache directory, and made again only when something changed. A run links the archive into its
+what goes in, kept in the cache directory, and rebuilt only when something changed. A run links the archive into its
 home and serves it from there: the cache may forget it meanwhile.
 """
 

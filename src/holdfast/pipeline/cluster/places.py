@@ -36,7 +36,7 @@ class MasterUnknown(DefinitionWrong):
 
 
 @dataclass(frozen=True)
-class Place:
+class WrittenPath:
     """Somewhere the pipeline writes."""
 
     what: str
@@ -59,12 +59,12 @@ def master_of(definition: PipelineDefinition, master: str | None) -> str | None:
     return master or definition.spark.get("spark.master")
 
 
-def places_of(definition: PipelineDefinition) -> list[Place]:
+def places_of(definition: PipelineDefinition) -> list[WrittenPath]:
     """Everything the pipeline writes to by path."""
     sinks = [sink for sink in definition.sinks if isinstance(sink, ParquetSink | DeltaSink)]
     return [
-        Place("the home", home_of(definition)),
-        *(Place(f"the sink {sink.name!r}", resolve_path(definition, sink.path)) for sink in sinks),
+        WrittenPath("the home", home_of(definition)),
+        *(WrittenPath(f"the sink {sink.name!r}", resolve_path(definition, sink.path)) for sink in sinks),
     ]
 
 

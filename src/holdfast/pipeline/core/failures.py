@@ -41,6 +41,8 @@ class DefinitionWrong(PipelineError):
     """The definition asks for what cannot be done; correct it and start again."""
 
     exit_code = USAGE
+    path: tuple[str | int, ...] = ()
+    """The part of the definition that is wrong, where it is known."""
 
 
 class StepError(DefinitionWrong):
@@ -70,7 +72,7 @@ class SinkLost(EnvironmentFails):
 
 
 class StateMissing(EnvironmentFails):
-    """There is no state where the sinks stand; it can be made again from the source."""
+    """There is no state where the sinks stand; it can be rebuilt from the source."""
 
 
 class StateOutdated(StateMissing):

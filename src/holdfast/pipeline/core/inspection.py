@@ -80,7 +80,7 @@ _LEADING: Final = re.compile(r"^(?:\s+|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Shape:
+class PlanShape:
     """What the plan of a query says."""
 
     keeps_every_row: bool
@@ -105,7 +105,7 @@ def run_query(spark: SparkSession, step: str, query: str, frame: DataFrame) -> D
         raise StepError(step, spark_message(error)) from error
 
 
-def inspect(step: str, frame: DataFrame) -> Shape:
+def inspect(step: str, frame: DataFrame) -> PlanShape:
     """Look at an analysed query over an empty input; `StepError` when it cannot be a step."""
     expressions, plans = classes_of(frame)
     for name in expressions:
@@ -126,7 +126,7 @@ def inspect(step: str, frame: DataFrame) -> Shape:
                 step,
                 "the query reads another table, which may be another one on replay: a step reads `input` only",
             )
-    return Shape(
+    return PlanShape(
         keeps_every_row=all(name in KEEPING for name in plans),
         is_cheap=all(name in KEEPING or name == "Filter" for name in plans),
     )

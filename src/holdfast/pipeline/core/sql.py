@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 LINEAGE: Final = "_hf"
@@ -50,3 +51,12 @@ def ddl_schema(text: str) -> StructType:
     schema = StructType.fromDDL(text)
     assert isinstance(schema, StructType)
     return schema
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The same in Arrow's types, with times in UTC: Spark before 4.2 knows no other zone, and no such argument."""
+    from pyspark import __version__
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    zone: dict[str, Any] = {} if __version__.startswith(("4.0.", "4.1.")) else {"timezone": "UTC"}
+    return to_arrow_schema(schema, **zone)

@@ -44,6 +44,7 @@ class PipelineBuilder:
         trigger: str | None = None,
         home: str | None = None,
         monitoring_group: str | None = None,
+        digest_key: str | None = None,
         spark: Mapping[str, str] | None = None,
     ) -> None:
         self._document: dict[str, Any] = {
@@ -54,6 +55,7 @@ class PipelineBuilder:
             "trigger": trigger,
             "home": home,
             "monitoring_group": monitoring_group,
+            "digest_key": digest_key,
             "spark": spark,
         }
 

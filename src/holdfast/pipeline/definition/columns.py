@@ -139,9 +139,10 @@ def plain_columns(definition: PipelineDefinition, source: Iterable[str], rows: s
     """Which columns of a sink are fields of the record, unchanged: what is known of them without running a step.
 
     Of the rows that a sink with this `rows` gets; `source` are the columns that decoding gives. Rules, filters,
-    deduplication and taps let rows pass as they are. A lookup adds columns. A query is followed where it selects from
-    `input` by plain words: `*`, `* EXCEPT (…)`, names, names under another name; whatever else it selects is computed,
-    and so unknown here. Behind a Python step nothing is known: it may have changed anything.
+    deduplication, windows, keyed functions and joins let rows pass as they are. A lookup adds columns. A query is
+    followed where it selects from `input` by plain words: `*`, `* EXCEPT (…)`, names, names under another name;
+    whatever else it selects is computed, and so unknown here. Behind a Python step nothing is known: it may have
+    changed anything.
     """
     columns = {name: name for name in source}
     computed: list[str] = []
@@ -195,7 +196,7 @@ def after_query(query: str, columns: Mapping[str, str]) -> tuple[dict[str, str],
         name, alias = plain
         if name.lower() in lowered:
             found[alias] = columns[lowered[name.lower()]]
-        elif not name.startswith("_"):
+        elif not alias.startswith("_"):
             makes_more = True
     return found, makes_more
 

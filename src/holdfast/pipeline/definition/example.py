@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
 from holdfast.errors import UsageError
@@ -10,6 +11,7 @@ from holdfast.errors import UsageError
 DEFINITION: Final = """\
 # Orders of a topic to Parquet files and a second topic, each exactly once.
 #   holdfast pipeline check orders.yaml
+#   holdfast pipeline test orders.test.yaml
 #   holdfast pipeline run orders.yaml
 pipeline: orders
 
@@ -82,12 +84,38 @@ README: Final = (
     "`holdfast dlq list` shows what was not taken.\n"
 )
 
-FILES: Final = {"orders.yaml": DEFINITION, "steps.py": STEPS, "README.md": README}
+CASES: Final = """\
+# holdfast pipeline test orders.test.yaml
+pipeline: orders.yaml
+cases:
+  - name: a good order gets its day and its tax
+    records:
+      - value: {id: 1, customer: ada, amount: 100.0, at: 2026-01-31T12:00:00Z}
+    expect:
+      parquet:
+        - {id: 1, day: 2026-01-31, tax: 19.0}
+      kafka:
+        - {key: ada}
+      dead_letters: []
+
+  - name: what is wrong becomes a dead letter, and tests are left out
+    records:
+      - value: not json
+      - value: {id: 2, customer: bob, amount: -1.0, at: 2026-01-31T12:00:00Z}
+      - value: {id: 3, customer: test, amount: 1.0, at: 2026-01-31T12:00:00Z}
+    expect:
+      parquet: []
+      dead_letters:
+        - {reason: parse}
+        - {reason: positive-amount}
+"""
+
+FILES: Final = {"orders.yaml": DEFINITION, "steps.py": STEPS, "orders.test.yaml": CASES, "README.md": README}
 
 
-def write_example(directory: str) -> list[str]:
-    """Write the example's files; nothing at all when one of them is there already."""
-    taken = [name for name in FILES if os.path.lexists(os.path.join(directory, name))]
+def write_files(directory: str, files: Mapping[str, str] = FILES) -> list[str]:
+    """Write the example's files, or these; nothing at all when one of them is there already."""
+    taken = [name for name in files if os.path.lexists(os.path.join(directory, name))]
     if taken:
         raise UsageError(
             f"{', '.join(os.path.join(directory, name) for name in taken)}: there already, and not overwritten; "
@@ -95,7 +123,7 @@ def write_example(directory: str) -> list[str]:
         )
     os.makedirs(directory, exist_ok=True)
     written = []
-    for name, text in FILES.items():
+    for name, text in files.items():
         path = os.path.join(directory, name)
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)

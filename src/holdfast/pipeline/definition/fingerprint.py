@@ -6,11 +6,11 @@ lag. Secrets are in it as references, functions as their own source text; what t
 were added to the language later are left out where they are not used, so that a definition from before has the
 fingerprint it had.
 
-A step with a memory has a fingerprint of its own, which stands beside its state: a state is of use to a step only if
+A stateful step has a fingerprint of its own, which stands beside its state: a state is of use to a step only if
 the rows that reach it, and what it does with them, are the same. It counts how records are decoded and when they
 happened; every step before it that changes or removes rows, in their order, whatever they are called; and the step
 itself, its name included. It does not count topics, sinks, steps behind it, rules that only warn, how often a lookup's
-table is read again, nor other steps that only tap the rows.
+table is read again, nor other steps that let the rows pass unchanged.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from holdfast.pipeline.definition.naming import dead_letter_of, kind_of_sink, ki
 from holdfast.pipeline.positions import to_text
 
 FINGERPRINT_VERSION: Final = 1
+EARLIER: Final = "earlier"
+"""In the home's `definition.json`: marks of the definitions that ran, by fingerprint."""
 LEFT_OUT: Final = frozenset(
     {"directory", "trigger", "home", "monitoring_group", "batch_records", "batch_bytes", "unordered"}
 )
 ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": "", "order": None}
 """Words of the source and of sinks that version 1 began without, with what they are when they are not used."""
 
-WITH_MEMORY: Final = frozenset({"dedupe", "window", "keyed", "join"})
-TAPS: Final = frozenset({"window", "keyed", "join"})
+STATEFUL: Final = frozenset({"dedupe", "window", "keyed", "join"})
+WITH_OWN_ROWS: Final = frozenset({"window", "keyed", "join"})
 
 
 def fingerprint(definition: PipelineDefinition) -> str:
@@ -57,17 +59,40 @@ def canonical(definition: PipelineDefinition) -> dict[str, Any]:
 
 
 def state_marks(document: Mapping[str, Any]) -> dict[str, str]:
-    """The fingerprints of all steps with a memory, by name; of a canonical definition, which may be a kept one."""
+    """The fingerprints of all stateful steps, by name; of a canonical definition, which may be a kept one."""
     source = {name: document["source"].get(name) for name in ("value", "key", "values", "event_time")}
     marks: dict[str, str] = {}
     before: list[dict[str, Any]] = []
     for step in document["steps"]:
-        if step["kind"] in WITH_MEMORY:
+        if step["kind"] in STATEFUL:
             mark = {"version": FINGERPRINT_VERSION, "source": source, "before": before, "step": step}
             marks[step["name"]] = hashlib.sha256(to_text(mark).encode()).hexdigest()
-        if step["kind"] not in TAPS and step.get("otherwise") != "warn":
+        if step["kind"] not in WITH_OWN_ROWS and step.get("otherwise") != "warn":
             before = [*before, {key: each for key, each in step.items() if key not in ("name", "refresh")}]
     return marks
+
+
+def content_marks(document: Mapping[str, Any]) -> dict[str, str]:
+    """By sink, a mark of everything that its rows follow from; of a canonical definition. Two definitions with the same
+    mark make the same rows of a record."""
+    source = {name: document["source"].get(name) for name in ("value", "key", "values")}
+    steps = [
+        {key: each for key, each in step.items() if key not in ("name", "refresh")}
+        for step in document["steps"]
+        if step["kind"] not in WITH_OWN_ROWS and step.get("otherwise") != "warn"
+    ]
+    return {
+        sink["name"]: hashlib.sha256(
+            to_text({"source": source, "steps": steps, "sink": sink}).encode()
+        ).hexdigest()
+        for sink in document["sinks"]
+    }
+
+
+def marks_of(document: Mapping[str, Any]) -> dict[str, dict[str, dict[str, str]]]:
+    """What stands of a canonical definition beside the one that follows it, by its fingerprint."""
+    mark = hashlib.sha256(to_text(document).encode()).hexdigest()
+    return {mark: {"state": state_marks(document), "content": content_marks(document)}}
 
 
 def _step(step: Any, directory: str) -> dict[str, Any]:

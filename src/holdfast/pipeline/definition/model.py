@@ -134,7 +134,8 @@ class Decoding:
         "Columns by name: a type in Spark's words; a '?' behind it makes the field optional.",
     ] = ()
     unknown: Annotated[
-        Unknown, "Fields that are not listed: kept aside, ignored, or a reason for the dead letter."
+        Unknown,
+        "Fields that are not listed: kept in a column of their own, ignored, or a reason for the dead letter.",
     ] = "ignore"
     schema: Annotated[str | None, Text("a schema"), "Avro or Protobuf: the schema itself."] = None
     """The writer's schema as text (`.avsc`, `.proto`), which may come from the file that the definition names."""
@@ -235,9 +236,7 @@ class Source:
         "Values of topics that have a format of their own, by topic; rows get the columns of all.",
     ] = field(default_factory=dict)
     """A column is null in rows of topics that have none of it."""
-    event_time: Annotated[EventTime | None, EVENT_TIME, "When things happened, for steps with a memory."] = (
-        None
-    )
+    event_time: Annotated[EventTime | None, EVENT_TIME, "When things happened, for stateful steps."] = None
     batch_records: Annotated[int, "At most this many offsets in a batch."] = 1_000_000
     batch_bytes: Annotated[
         int, Size(), "At most about this many bytes in a batch.", Given(shown="256MiB")
@@ -572,6 +571,12 @@ class PipelineDefinition:
     """Beside the file, or in the working directory."""
     monitoring_group: Annotated[
         str | None, Text("a group"), VARIABLES, "For lag tools; without it hf-<pipeline>."
+    ] = None
+    digest_key: Annotated[
+        str | None,
+        Text("a key"),
+        Expansion.SECRET,
+        "The key of the digests of rows; without it <home>/digest.key.",
     ] = None
     spark: Annotated[Settings, "Settings of the Spark session."] = field(default_factory=dict)
     directory: str = "."

@@ -14,6 +14,10 @@ NAME: Final = re.compile(r"(?=.{1,100}\Z)[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
 TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 DEAD_LETTER_NAME: Final = "dead-letter"
 """The name of the dead letter sink; no other may have it."""
+LEDGER_PREFIX: Final = "hf-ledger-"
+"""Of topics in which sinks keep their ledgers: no pattern means them."""
+DIGEST_KEY_NAME: Final = "digest-key"
+"""What `--accept-loss` calls the key of the digests."""
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 BOOTSTRAP_VARIABLE: Final = "HOLDFAST_BOOTSTRAP_SERVER"
 
@@ -41,6 +45,11 @@ def resolve_path(definition: PipelineDefinition, path: str) -> str:
 
 def monitoring_group(definition: PipelineDefinition) -> str:
     return definition.monitoring_group or f"hf-{definition.name}"
+
+
+def ledger_topic(pipeline: str, sink: str) -> str:
+    """Where a sink that writes to Kafka keeps its ledger, in the cluster of its topic."""
+    return f"{LEDGER_PREFIX}{pipeline}--{sink}"
 
 
 def dead_letter_of(definition: PipelineDefinition) -> DeadLetter:

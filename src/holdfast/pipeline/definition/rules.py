@@ -274,7 +274,7 @@ def _event_time(event_time: model.EventTime, source: model.Source) -> Iterator[F
     for topic, columns in everywhere:
         if columns is not None and name not in columns:
             whose = "other topics" if topic is None else f"the topic {topic!r}"
-            message = f"rows of {whose} have no {name!r}: to steps with a memory they are all late"
+            message = f"rows of {whose} have no {name!r}: to stateful steps they are all late"
             yield Finding(path, message, "warning", rests_on=FIELDS_REST_ON)
 
 

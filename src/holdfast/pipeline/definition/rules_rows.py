@@ -13,8 +13,8 @@ from holdfast.pipeline.definition.streams import (
     LATE,
     MAIN,
     Stream,
-    has_memory,
-    is_tap,
+    has_own_rows,
+    is_stateful,
     streams,
     streams_of,
     takers,
@@ -61,8 +61,8 @@ def _unknown(rows: str, definition: model.PipelineDefinition) -> str:
                 f"{rows!r} makes no rows of its own: they go on to the end of the steps, where a sink without "
                 "'rows' takes them"
             )
-        if rows.rpartition(".")[0] == step.name and not has_memory(step):
-            return f"{step.name!r} has no {rows.rpartition('.')[2]!r} rows; steps with a memory have"
+        if rows.rpartition(".")[0] == step.name and not is_stateful(step):
+            return f"{step.name!r} has no {rows.rpartition('.')[2]!r} rows; stateful steps have"
     if not known:
         return f"there is no {rows!r}: no step makes rows of its own (window, keyed, join do)"
     return f"there is no {rows!r}{nearest(rows, known) or '; there are ' + ', '.join(known)}"
@@ -205,14 +205,14 @@ def _untaken(definition: model.PipelineDefinition) -> Iterator[Finding]:
     """What is made and goes nowhere is counted all the same; the author should know."""
     for index, step in enumerate(definition.steps):
         path: Path = ("steps", index, kind_of_step(step))
-        if is_tap(step) and not takers(definition, Stream(step.name)):
+        if has_own_rows(step) and not takers(definition, Stream(step.name)):
             message = f"no sink takes its rows; one with 'rows: {step.name}' does"
             yield Finding(path, message, "warning", rests_on=(("sinks",),))
-        if has_memory(step) and not takers(definition, Stream(step.name, LATE)):
+        if is_stateful(step) and not takers(definition, Stream(step.name, LATE)):
             message = f"its late rows are counted and kept nowhere; a sink with 'rows: {step.name}.{LATE}' keeps them"
             yield Finding(path, message, "warning", rests_on=(("sinks",),))
-    has_tap = any(is_tap(step) for step in definition.steps)
-    if definition.sinks and not has_tap and not takers(definition, MAIN):
+    any_has_own_rows = any(has_own_rows(step) for step in definition.steps)
+    if definition.sinks and not any_has_own_rows and not takers(definition, MAIN):
         yield Finding(
             ("sinks",), "no sink takes the rows at the end of the steps; one without 'rows' does", "warning"
         )

@@ -1,4 +1,4 @@
-"""Rules of steps, each for itself and in its place among the others; of those with a memory, and of lookups: what they
+"""Rules of steps, each for itself and in its place among the others; of stateful ones, and of lookups: what they
 go by, how long, and under which names."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.pipeline.definition.naming import kind_of_step
 from holdfast.pipeline.definition.rules_shared import check_columns, check_password
 from holdfast.pipeline.definition.secrets import is_reference
 from holdfast.pipeline.definition.sql_words import problems_of_expression, problems_of_query, tokens
-from holdfast.pipeline.definition.streams import has_memory
+from holdfast.pipeline.definition.streams import is_stateful
 from holdfast.pipeline.definition.units import parse_duration_ms
 
 WINDOWS_OF_A_ROW_MAX: Final = 1000
@@ -42,7 +42,7 @@ def check_steps(definition: model.PipelineDefinition) -> Iterator[Finding]:
         path: Path = ("steps", index, kind_of_step(step))
         for inner, message in _step(step, definition.directory):
             yield Finding((*path, inner), message)
-        yield from _memory(step, path, definition, columns_before(definition, index))
+        yield from _stateful(step, path, definition, columns_before(definition, index))
 
 
 def _step(step: model.Step, directory: str) -> Iterator[tuple[str, str]]:
@@ -86,10 +86,10 @@ def _function(step: model.Python | model.Keyed, directory: str) -> Iterator[tupl
         yield "function", f"{step.file} has no function {step.function!r}{nearest(step.function, names)}"
 
 
-def _memory(
+def _stateful(
     step: model.Step, path: Path, definition: model.PipelineDefinition, known: frozenset[str] | None
 ) -> Iterator[Finding]:
-    if has_memory(step) and definition.source.event_time is None:
+    if is_stateful(step) and definition.source.event_time is None:
         yield Finding(
             path,
             "it goes by when things happened; name a timestamp of the records below 'source', as "

@@ -30,7 +30,8 @@ REFERENCE: Final = re.compile(r"\$\$\{|\$\{(?P<inside>[^}]*)(?P<end>\}?)")
 VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 FILE_PREFIX: Final = "file:"
 SHORT: Final = 4
-"""Values shorter than this are taken out only where they stand alone: `1` must not eat every digit of a log."""
+"""Values shorter than this are taken out only where something is set to them: `e` must not eat a directory `/e/`, nor
+`1` every digit of a log."""
 SECRET_BYTES_MAX: Final = 1 << 20
 SECRET_NAME: Final = re.compile(
     r"(?!.*\.(?:url|location|type|algorithm|mechanisms?)\Z)"
@@ -64,7 +65,7 @@ class Redactor:
         forms = sorted(self._references, key=len, reverse=True)
         return re.compile(
             "|".join(
-                re.escape(form) if len(form) >= SHORT else rf"(?<!\w){re.escape(form)}(?!\w)"
+                re.escape(form) if len(form) >= SHORT else rf"(?<=[=:\"']){re.escape(form)}(?=[@&;,\s\"']|\Z)"
                 for form in forms
             )
         )
@@ -167,7 +168,7 @@ class _References:
         return value
 
     def _parts(self, value: Any, where: Path) -> Any:
-        hints = get_type_hints(type(value), include_extras=True)
+        hints = _hints(type(value))
         if isinstance(value, Step):
             where = (*where, kind_of_step(value))
         elif isinstance(value, SinkDefinition):
@@ -178,6 +179,16 @@ class _References:
             value,
             **{name: self.walk(getattr(value, name), hint, (*where, name)) for name, hint in hints.items()},
         )
+
+
+_KNOWN: Final[dict[type, dict[str, Any]]] = {}
+
+
+def _hints(model: type) -> dict[str, Any]:
+    """Read once: that takes longer than all the rest."""
+    if model not in _KNOWN:
+        _KNOWN[model] = get_type_hints(model, include_extras=True)
+    return dict(_KNOWN[model])
 
 
 def incomplete_references(definition: PipelineDefinition) -> list[Finding]:

@@ -1,7 +1,7 @@
 """Just enough of SQL to find words in it: literals, quoted names and comments are passed over.
 
 It serves checks that need no Spark. What it finds are calls whose answer changes from one run to the next: a batch that
-is made again after a crash must come out as it was.
+is recomputed after a crash must come out as it was.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def problems_of_query(sql: str) -> Iterator[str]:
             "tablesample",
             "(",
         ):
-            yield f"{token.text} keeps other rows when the batch is made again; use WHERE or a filter step"
+            yield f"{token.text} keeps other rows when the batch is recomputed; use WHERE or a filter step"
 
 
 def _unbalanced(found: list[Token]) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _calls(found: list[Token]) -> list[str]:
 def _refusal(name: str) -> str:
     if name in TIMES:
         return (
-            f"{name}() changes when a batch is made again after a crash; "
+            f"{name}() changes when a batch is recomputed after a crash; "
             "use _batch_time, the time that is fixed with the batch"
         )
     instead = {
@@ -135,4 +135,4 @@ def _refusal(name: str) -> str:
         name,
         "; hash a column, such as xxhash64(_hf.topic, _hf.partition, _hf.offset), where chance is wanted",
     )
-    return f"{name}() changes when a batch is made again after a crash{instead}"
+    return f"{name}() changes when a batch is recomputed after a crash{instead}"

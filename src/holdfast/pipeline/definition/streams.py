@@ -1,8 +1,8 @@
 """Which rows there are in a pipeline, and who takes which; decided once, for rules, engine and explanations.
 
-Rows go down the chain of steps. Steps with a memory make streams beside it: a tap (`window`, `keyed`, `join`) rows of
-its own, under its name; every one of them the rows that came too late, `<step>.late`; `dedupe` also those that had been
-seen, `<step>.duplicates`. A sink takes the end of the chain, or the stream it names in `rows`.
+Rows go down the chain of steps. Stateful steps have side outputs: `window`, `keyed` and `join` rows of
+their own, under the step's name; every stateful step the rows that came too late, `<step>.late`; `dedupe` also those it
+had seen before, `<step>.duplicates`. A sink takes the end of the chain, or the stream it names in `rows`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Stream(NamedTuple):
     """Rows that a sink can take."""
 
     step: str = ""
-    """Nothing: the end of the chain."""
+    """Empty for the end of the chain."""
     kind: str = ""
-    """Nothing: the rows a step makes; else `late` or `duplicates`."""
+    """`late` or `duplicates`; empty for the rows that a step makes."""
 
     @property
     def text(self) -> str:
@@ -33,20 +33,20 @@ class Stream(NamedTuple):
 MAIN: Final = Stream()
 
 
-def has_memory(step: model.Step) -> bool:
+def is_stateful(step: model.Step) -> bool:
     return isinstance(step, model.Dedupe | model.Window | model.Keyed | model.Join)
 
 
-def is_tap(step: model.Step) -> bool:
-    """Whether rows pass it unchanged, and it makes rows of its own."""
+def has_own_rows(step: model.Step) -> bool:
+    """Whether the step lets rows pass unchanged and makes rows of its own as a side output."""
     return isinstance(step, model.Window | model.Keyed | model.Join)
 
 
 def streams_of(step: model.Step) -> tuple[Stream, ...]:
-    """What a step makes beside the chain."""
-    if not has_memory(step):
+    """The side outputs of a step."""
+    if not is_stateful(step):
         return ()
-    own = (Stream(step.name),) if is_tap(step) else (Stream(step.name, DUPLICATES),)
+    own = (Stream(step.name),) if has_own_rows(step) else (Stream(step.name, DUPLICATES),)
     return (*own, Stream(step.name, LATE))
 
 

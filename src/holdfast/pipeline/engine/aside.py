@@ -83,7 +83,8 @@ class Gathering:
 
 
 def route_digests(aside: Sequence[Gathering], main: Tally, dead_letter: Tally) -> dict[str, str]:
-    """For the ledger: the digest of each route that has rows, and of what was late for each tap."""
+    """For the ledger: the digest of each route that has rows, and of what was late for each step with rows of its
+    own."""
     totals = {"main": main, "dead_letter": dead_letter}
     for gathering in aside:
         for part in gathering.codes.values():

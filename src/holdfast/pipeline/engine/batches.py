@@ -24,11 +24,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import PipelineError, StateMissing, StateOutdated, Unbalanced
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, DIGEST_KEY_NAME
 from holdfast.pipeline.engine.aside import AsideFiles, collect_rows
 from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.faults import Faults, no_faults
@@ -42,6 +44,8 @@ from holdfast.pipeline.engine.staging import Staged, StageSpec, stage
 from holdfast.pipeline.engine.stateful import PipelineState, StateUpdate, shared_positions
 from holdfast.pipeline.ledger import NOWHERE, STATELESS, Decision, Entry, decide
 from holdfast.pipeline.positions import BatchRange, Positions
+from holdfast.pipeline.row_digest import DigestKey
+from holdfast.pipeline.sealing import key_for, sealed
 from holdfast.pipeline.sinks.base import Batch, Prepared, RowsRejected, Sink, SinkError
 from holdfast.pipeline.sinks.columns import INVALID_TEXT, rejected_for_text, with_checked_text
 from holdfast.pipeline.state.store import Version
@@ -58,18 +62,23 @@ REJECTED_MAX: Final = 1000
 
 @dataclass
 class Stopwatch:
-    """Milliseconds by phase."""
+    """Milliseconds by phase; the jobs of a phase are called by it in Spark's UI."""
 
+    describe: Callable[[str], None]
     times_ms: dict[str, int] = field(default_factory=dict)
+    sink_times_ms: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str, sink: str | None = None) -> Iterator[None]:
         started = time.monotonic()
+        self.describe(f"{name} {sink}" if sink else name)
         try:
             yield
         finally:
             spent = round((time.monotonic() - started) * 1000)
             self.times_ms[name] = self.times_ms.get(name, 0) + spent
+            if sink is not None:
+                self.sink_times_ms[sink] = self.sink_times_ms.get(sink, 0) + spent
 
 
 @dataclass
@@ -93,13 +102,21 @@ class Workshop:
     warn: Callable[[str], None] = lambda _: None
     ledgers: dict[str, Entry | None] = field(default_factory=dict)
     """The newest entry of each sink, as the sinks said or we committed."""
+    beside: tuple[Entry, ...] = ()
+    """The newest entries of sinks that this run does not write to: the record of rows that left is theirs too."""
+    at_sink: str = ""
+    """Which sink is at work, or was when it failed."""
     aside: AsideFiles = field(init=False)
+    _key: DigestKey = field(init=False)
 
     def __post_init__(self) -> None:
-        self.aside = AsideFiles(self.home.path)
+        self.aside = AsideFiles(self.known.home_path)
 
     def read_ledgers(self) -> None:
-        self.ledgers = {name: sink.last_entry() for name, sink in self.sinks.items()}
+        for name, sink in self.sinks.items():
+            self.at_sink = name
+            self.ledgers[name] = sink.last_entry()
+        self.at_sink = ""
         own = self.deployed.definition.name
         for name, entry in self.ledgers.items():
             if entry is not None and entry.pipeline != own:
@@ -107,10 +124,20 @@ class Workshop:
                     f"sink {name!r} holds the ledger of pipeline {entry.pipeline!r}, not of {own!r}: "
                     "two pipelines cannot share a sink; give this one a place of its own"
                 )
+        self._take_key()
         lost = self.known.lost(self.sinks, self.ledgers)
         for name in lost.keys() & self.accepted:
             self._begin_anew(name, lost.pop(name))
         refuse_lost(lost, has_others=any(entry is not None for entry in self.ledgers.values()))
+
+    def _take_key(self) -> None:
+        """The key of the digests, which a ledger may know of though the home does not."""
+        may_be_new = DIGEST_KEY_NAME in self.accepted
+        given = self.deployed.definition.digest_key
+        key = key_for(self.known.home_path, given, self.ledgers.values(), may_be_new=may_be_new)
+        for sink in self.sinks.values():
+            sink.key = key
+        self._key = key
 
     def _begin_anew(self, name: str, why: str) -> None:
         """Let a sink go on without what it had, as the user said."""
@@ -136,11 +163,14 @@ class Workshop:
         batch = Batch(opening_range(positions), batch_time_ms, self.home.new_label(), 0)
         is_dead_letter = name == DEAD_LETTER_NAME
         empty = self.router.empty_dead if is_dead_letter else self.router.empty(self._rows_of(name))
+        self.at_sink = name
         prepared = self.sinks[name].prepare(batch, empty)
         number = self._opening_state(name, positions) if state is None else state.number
         entry = self._entry_of(name, replace(self._made(batch.range, batch_time_ms), state=number))
-        prepared.commit(replace(entry, positions=Positions({**entry.positions.at, **positions.at})))
+        entry = replace(entry, positions=Positions({**entry.positions.at, **positions.at}))
+        prepared.commit(sealed(entry, self.ledgers[name], prepared.written, self._key))
         self.ledgers[name] = self.sinks[name].last_entry()
+        self.at_sink = ""
         self.faults(f"opened:{name}")
 
     def _opening_state(self, name: str, positions: Positions) -> int | None:
@@ -208,7 +238,7 @@ class Workshop:
     def run(self, plan: Plan, start: Version | None = None) -> BatchDone:
         """Carry out a plan whose time is set; with a state, from its `version_for` the plan.
 
-        Where a sink rejects rows for what is in them, the batch is made again with their records as dead letters: so
+        Where a sink rejects rows for what is in them, the batch is recomputed with their records as dead letters: so
         they are nobody's rows, and all sinks stay alike.
         """
         while True:
@@ -236,7 +266,8 @@ class Workshop:
 
     def _attempt(self, plan: Plan, start: Version | None) -> BatchDone:
         assert plan.batch_time_ms is not None
-        watch = Stopwatch()
+        watch = Stopwatch(partial(describe_jobs, self.spark, self._batch_text(plan)))
+        self.at_sink = ""
         targets = [name for name in self.sinks if name in plan.targets]
         for name in targets:
             self._must_write(name, plan.range)
@@ -286,8 +317,10 @@ class Workshop:
                 rejected=plan.rejected,
             )
             for name in targets:
-                with watch.phase("commit"):
+                self.at_sink = name
+                with watch.phase("commit", name):
                     self._commit(prepared.pop(name), self._entry_of(name, replace(made, rows=counts[name])))
+                self.at_sink = ""
                 self.faults(f"committed:{name}")
         except BaseException:
             _discard(prepared.values())
@@ -295,7 +328,7 @@ class Workshop:
         finally:
             self.home.remove_stage(label)
         self._forget(watch)
-        self.aside.merge(self._entries())
+        self.aside.merge([*self._entries(), *self.beside])
         return BatchDone(
             plan.range,
             plan.batch_time_ms,
@@ -304,10 +337,18 @@ class Workshop:
             routed.warned,
             counts,
             watch.times_ms,
-            turns=made.taps,
+            sink_times_ms=watch.sink_times_ms,
+            step_counts=made.taps,
             state=None if version is None else StateNow.of(version),
             rejected=plan.rejected,
         )
+
+    def _batch_text(self, plan: Plan) -> str:
+        """A batch as Spark's UI names it."""
+        assert plan.batch_time_ms is not None
+        when = datetime.fromtimestamp(plan.batch_time_ms / 1000, UTC)
+        name = self.deployed.definition.name
+        return f"{name}, batch of {when:%H:%M:%S.%f}: {plan.range.offsets:,} offsets"
 
     def _begin(self, plan: Plan, start: Version, staged: Staged, label: str, directory: str) -> StateUpdate:
         assert self.state is not None
@@ -337,7 +378,7 @@ class Workshop:
     def _set_aside(self, plan: Plan, routed: Routed, scratch: str) -> None:
         """Write down which rows left the chain, before any sink has the batch."""
         rows = collect_rows(routed.aside, self.deployed.definition.source.topics, plan.range, scratch)
-        self.aside.write(plan.range, self.deployed.fingerprint, rows, self._entries())
+        self.aside.write(plan.range, self.deployed.fingerprint, rows, [*self._entries(), *self.beside])
 
     def _entries(self) -> list[Entry]:
         return [entry for entry in self.ledgers.values() if entry is not None]
@@ -360,13 +401,15 @@ class Workshop:
 
         # Decoders give texts only; a step may make a string of any bytes, which files would keep and JSON would mend.
         checked = with_checked_text(rows) if self.deployed.definition.steps else rows
-        with watch.phase("prepare"):
+        self.at_sink = name
+        with watch.phase("prepare", name):
             try:
                 prepared[name] = self.sinks[name].prepare(batch, checked)
             except PySparkException as error:
                 if INVALID_TEXT not in str(error):
                     raise
                 raise RowsRejected(rejected_for_text(name, rows)) from error
+        self.at_sink = ""
         self.faults(f"prepared:{name}")
 
     def _must_write(self, name: str, batch: BatchRange) -> None:
@@ -379,7 +422,8 @@ class Workshop:
 
     def _commit(self, prepared: Prepared, entry: Entry) -> None:
         try:
-            prepared.commit(entry)
+            entry = sealed(entry, self.ledgers[entry.sink], prepared.written, self._key)
+            entry = prepared.commit(entry) or entry
         except BaseException:
             # Whether it is in or not, only the sink's ledger knows; what was not committed goes.
             _discard([prepared])
@@ -396,6 +440,16 @@ class Workshop:
                     f"{'none' if each.digest is None else f'{each.digest:016x}'} and {tally.digest:016x}). Nothing "
                     "was committed; please report this"
                 )
+
+
+def describe_jobs(spark: SparkSession, batch: str, phase: str) -> None:
+    """Name the jobs and stages that this thread begins from now on, as Spark's UI shows them."""
+    spark.sparkContext.setJobDescription(f"{batch}, {phase}")
+
+
+def undescribe_jobs(spark: SparkSession) -> None:
+    """Later jobs of this thread are not the pipeline's."""
+    spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]
 
 
 def _discard(prepared: Iterable[Prepared]) -> None:

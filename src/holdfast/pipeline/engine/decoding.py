@@ -84,7 +84,7 @@ class Rows(NamedTuple):
     """Null where a record could be decoded."""
 
 
-class RowDecoder:
+class RecordDecoder:
     """Decodes batches as the reader gives them: rows of one partition each, its batches in the order of offsets."""
 
     def __init__(self, source: Source) -> None:

@@ -49,6 +49,11 @@ def explain_failure(error: BaseException) -> HoldfastError:
     """The error to show: its message says what happened and what to do, its `exit_code` is for scripts."""
     if isinstance(error, HoldfastError):
         return _with_code(error)
+    if _is_dead_jvm(error):
+        return EnvironmentFails(
+            "Spark's Java process has ended: killed, perhaps for want of memory, or stopped by somebody. Nothing of "
+            "the batch was committed: run again; `spark.log` in the pipeline's home has its last words."
+        )
     if isinstance(error, OSError):
         return _explain_os_error(error)
     text = text_of(error)
@@ -120,6 +125,11 @@ def _explain_os_error(error: OSError) -> HoldfastError:
             f"{error.filename or 'a file'}: {error.strerror}: give this user the right to write there. "
             "Nothing of the batch was committed."
         )
+    if error.errno == errno.ENOTDIR:
+        return EnvironmentFails(
+            f"{error.filename or 'a path of the pipeline'}: {error.strerror}: a part of it is a file. Name another "
+            "path, or move the file away."
+        )
     where = f"{error.filename}: " if error.filename else ""
     return EnvironmentFails(f"{where}{error.strerror or error}")
 
@@ -134,6 +144,18 @@ def _disk_full(path: str) -> EnvironmentFails:
 
 def _is_spark(error: BaseException) -> bool:
     return type(error).__module__.split(".")[0] in ("pyspark", "py4j")
+
+
+def _is_dead_jvm(error: BaseException) -> bool:
+    """Whether nobody answers at the other end of py4j's socket."""
+    if type(error).__name__ == "Py4JNetworkError":
+        return True
+    trace = error.__traceback__ if isinstance(error, ConnectionError | EOFError) else None
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("py4j."):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _is_users(error: BaseException) -> bool:

@@ -41,7 +41,7 @@ class Recorded:
     sinks: tuple[str, ...] = ()
     """Those it went to."""
     intake: Intake | None = None
-    """What was read; nothing: not recorded, or it is an opening."""
+    """What was read; None where it was not recorded, or the entry is an opening."""
     rejected: tuple[Rejected, ...] = ()
 
 
@@ -202,7 +202,7 @@ class Cut:
 
     range: BatchRange
     batch_time_ms: int | None
-    """Nothing: the time of the replay itself."""
+    """None for the time of the replay itself."""
     opened: frozenset[Place]
     """The partitions that the pipeline knew then."""
     is_recorded: bool = False

@@ -2,7 +2,7 @@
 
     lock            held while a copy runs; its content is that process's id
     plan.json       the newest batch: what it takes, and whether it is done; replaced atomically, flushed
-    definition.json the definition that made the newest batch, without secrets
+    definition.json the definition that made the newest batch, without secrets; marks of those before it (`earlier`)
     stage/<label>/  the rows of a batch while it is under way; removed after it
     state/          what steps remember, in versions (`state.store`)
     aside/          which rows left the chain, batch by batch (`pipeline.aside`): what an audit asks for
@@ -11,7 +11,7 @@
     spark.log       Spark's own words
 
 Positions are in the sinks: losing the directory costs the batch under way, which is then read again, the state,
-which is then missed and made again from the source, and the proof of which rows were let go.
+which is then missed and rebuilt from the source, and the proof of which rows were let go.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any, Final, Self
 
 from holdfast.atomic import read_named, write_atomically
 from holdfast.pipeline.core.failures import AlreadyRunning
+from holdfast.pipeline.definition.fingerprint import EARLIER, marks_of
 from holdfast.pipeline.engine.planning import Plan
 from holdfast.pipeline.positions import to_text
 from holdfast.real import RealFileSystem, RealLock
@@ -104,10 +105,18 @@ class Home:
     # -------------------------------------------------------------------- the definition
 
     def note_definition(self, canonical: Mapping[str, Any]) -> None:
-        """Keep what the newest batch was made by; written only when it differs."""
-        if self._noted_definition is not canonical and self.kept_definition() != canonical:
+        """Keep what the newest batch was made by, and marks of those before it; written only when it differs."""
+        kept = self._kept()
+        if self._noted_definition is not canonical and kept != {
+            **canonical,
+            EARLIER: (kept or {}).get(EARLIER),
+        }:
+            earlier = dict((kept or {}).get(EARLIER) or {})
+            for each in (self.kept_definition(), canonical):
+                earlier |= {} if each is None else marks_of(each)
             path = os.path.join(self.path, "definition.json")
-            write_atomically(self._files, path, to_text(canonical).encode("utf-8"))
+            text = to_text({**canonical, EARLIER: earlier})
+            write_atomically(self._files, path, text.encode("utf-8"))
         self._noted_definition = canonical
 
     def forget_definition(self) -> None:
@@ -118,6 +127,10 @@ class Home:
 
     def kept_definition(self) -> dict[str, Any] | None:
         """The canonical definition that made the newest batch; anything unreadable is none."""
+        kept = self._kept()
+        return None if kept is None else {name: each for name, each in kept.items() if name != EARLIER}
+
+    def _kept(self) -> dict[str, Any] | None:
         try:
             document = json.loads(read_named(os.path.join(self.path, "definition.json")))
         except (FileNotFoundError, ValueError):

@@ -1,4 +1,7 @@
-"""The positions, shown to lag tools as a consumer group's. Written after each batch, never read back.
+"""The positions, shown to lag tools as a consumer group's. Written after each batch.
+
+Positions are never read back. The metadata beside them names the heads of the sinks' ledgers, as a place that neither
+the sinks nor the home have in common: a start and an audit hold the ledgers against them.
 
 A group that has members belongs to somebody: it is refused. A commit that fails is told and forgotten, since nothing
 depends on it.
@@ -6,7 +9,7 @@ depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
@@ -61,10 +64,13 @@ class Monitoring:
                 "another one by `monitoring_group`"
             )
 
-    def show(self, positions: Positions) -> None:
-        """Commit these positions to the group."""
+    def show(self, positions: Positions, heads: Sequence[str] = ()) -> None:
+        """Commit these positions to the group, and these texts beside them."""
         offsets = [
-            TopicPartition(place.topic, place.partition, at.offset) for place, at in positions.at.items()
+            TopicPartition(
+                place.topic, place.partition, at.offset, heads[number % len(heads)] if heads else None
+            )
+            for number, (place, at) in enumerate(sorted(positions.at.items()))
         ]
         if not offsets:
             return

@@ -344,7 +344,7 @@ class Stateful(BatchOperator):
 
     step: Step
     result: OperatorResult
-    is_tap: bool
+    has_own_rows: bool
     """The rows go on as they came, whatever the step makes of them."""
 
     _STREAMS: ClassVar = {1: (DUPLICATE, DUPLICATES), 2: (LATE, LATE_ROWS)}
@@ -363,7 +363,7 @@ class Stateful(BatchOperator):
                 f"step {self.step.name!r} accounts for {told.rows} rows and {given.tally.rows} reached it (digests "
                 f"{told.digest:016x} and {given.tally.digest:016x}). Nothing was committed; please report this"
             )
-        if self.is_tap:
+        if self.has_own_rows:
             super().settle(given)
             return
         tallies = enumerate((result.taken, result.duplicate, result.late))
@@ -385,7 +385,7 @@ class Stateful(BatchOperator):
 
     def gatherings(self, base: int) -> list[Gathering]:
         outputs = {self._STREAMS[each.number][1]: each.output for each in self.leaving()}
-        if self.is_tap and self.result.late.rows:
+        if self.has_own_rows and self.result.late.rows:
             outputs = {LATE_ROWS: SideOutput(LATE_FOR, self.step.name, self.result.late)}
         return [
             Gathering(partial(_coded, self.result.streams[stream], code), {code: output})

@@ -160,6 +160,33 @@ def _opening(
     return Position(logs[place].start, -1)
 
 
+def unread(ledgers: Ledgers, logs: Logs, needed: Mapping[str, Positions]) -> list[str]:
+    """What somebody may wonder about who finds records missing in sinks that are opened here: where these begin.
+
+    Sinks that others stand before begin there, and a log that was cut begins where it does.
+    """
+    told = []
+    new = {name: positions.at for name, positions in needed.items() if ledgers[name] is None and positions.at}
+    if len(new) < len(ledgers):
+        for name, at in new.items():
+            behind = sum(position.offset - logs[place].start for place, position in at.items())
+            if behind > 0:
+                told.append(
+                    f"sink {name!r} is new and begins where the others stand: {behind:,} offsets of the log are before "
+                    f"that. `holdfast pipeline refill FILE {name}` before a run writes them too"
+                )
+    elif new:
+        starts = next(iter(new.values()))
+        cut = [place for place, at in sorted(starts.items()) if at.offset == logs[place].start > 0]
+        if cut:
+            first = cut[0]
+            told.append(
+                f"the logs of {len(cut)} partitions do not begin at offset 0 ({first.topic}-{first.partition} at "
+                f"{logs[first].start:,}): retention has deleted what was before, and the pipeline begins behind it"
+            )
+    return told
+
+
 def opening_range(positions: Positions) -> BatchRange:
     """The range of an opening entry: nothing, at these positions."""
     return BatchRange(

@@ -73,14 +73,16 @@ class BatchDone:
     """Counts this run's batches from 1."""
     duration_ms: int = 0
     lag: int = 0
-    turns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    step_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By step with a state, what it counted: `taken`, `late`, `rows`, `closed`…"""
     state: StateNow | None = None
     rejected: tuple[Rejected, ...] = ()
     """Records that are dead letters because a sink does not take a row made of them."""
+    sink_times_ms: Mapping[str, int] = field(default_factory=dict)
+    """By sink: how long it prepared and committed."""
 
     def as_json(self) -> dict[str, Any]:
-        turns = {name: dict(counts) for name, counts in self.turns.items()}
+        counts = {name: dict(counts) for name, counts in self.step_counts.items()}
         return {
             "event": "batch",
             "number": self.number,
@@ -92,8 +94,9 @@ class BatchDone:
             "sinks": dict(self.rows_by_sink),
             "duration_ms": self.duration_ms,
             "times_ms": dict(self.times_ms),
+            "sink_times_ms": dict(self.sink_times_ms),
             "lag": self.lag,
-            **({} if self.state is None else {"turns": turns, "state": self.state.as_json()}),
+            **({} if self.state is None else {"step_counts": counts, "state": self.state.as_json()}),
             **({"rejected": [list(each) for each in self.rejected]} if self.rejected else {}),
         }
 
@@ -102,6 +105,8 @@ class BatchDone:
 class Retrying:
     reason: str
     in_ms: int
+    sink: str = ""
+    """The sink that the batch failed in, if it was one."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,34 @@ class Warned:
     message: str
 
 
-Event: TypeAlias = Preparing | Started | BatchDone | Retrying | Waiting | Stopping | Warned
+@dataclass(frozen=True)
+class Failed:
+    """The run ends with an error."""
+
+    reason: str
+    sink: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run ends as it is meant to."""
+
+    reason: str
+
+
+Event: TypeAlias = Preparing | Started | BatchDone | Retrying | Waiting | Stopping | Warned | Failed | Ended
 Progress: TypeAlias = Callable[[Event], None]
+
+
+def told_to(*each: Progress | None) -> Progress | None:
+    """All of them, in this order."""
+    listeners = [listener for listener in each if listener is not None]
+
+    def tell(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return tell if listeners else None
 
 
 @dataclass(frozen=True)

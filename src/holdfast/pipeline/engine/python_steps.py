@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.pipeline.core.failures import StepError, spark_message
 from holdfast.pipeline.core.frames import map_in_arrow, pickled, raised_at
-from holdfast.pipeline.core.sql import LINEAGE, PLACE
+from holdfast.pipeline.core.sql import LINEAGE, PLACE, arrow_schema
 from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import Python
 from holdfast.pipeline.engine.failures import step_failure
@@ -74,11 +74,10 @@ def run_step(
     import json
 
     from pyspark import cloudpickle
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
     call = cloudpickle.loads(function)
-    wanted: pa.Schema = to_arrow_schema(StructType.fromJson(json.loads(schema_json)), timezone="UTC")
+    wanted = arrow_schema(StructType.fromJson(json.loads(schema_json)))
     for batch in batches:
         if batch.num_rows == 0:
             continue

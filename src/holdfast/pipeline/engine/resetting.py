@@ -28,7 +28,7 @@ class ResetSink:
 
     name: str
     stands: Positions | None
-    """Nothing: it has no ledger, so there is nothing to reset."""
+    """None where the sink has no ledger: there is nothing to reset."""
     starts: Positions
     """Where its next run begins, as the source is now."""
 

@@ -11,8 +11,9 @@ time and value, so that a rule after any step can still send the whole record to
   by their content, the same on every replay.
 - What costs much to compute twice (Python, joins, numbering) is written down in the stage before it is read.
 - A step with a state runs where it stands (`engine.stateful`). Of deduplication the rows that go on, the duplicates and
-  the late ones are routes. Taps let every row go on: what they took and what was late for them is compared with what
-  reached them, and is no route; their own rows are side outputs beside `main`, which sinks ask for.
+  the late ones are routes. Windows, keyed functions and joins let every row go on: what they took and what was late for
+  them is compared with what reached them, and is no route; their own rows are side outputs beside `main`, which sinks
+  ask for.
 
 No route is a difference of numbers: `balance` adds all of them up and compares with what the reader counted.
 """
@@ -27,11 +28,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.pipeline.aside import DUPLICATE, FILTERED, LATE
 from holdfast.pipeline.core.failures import DefinitionWrong, StepError, Unbalanced, spark_message
-from holdfast.pipeline.core.inspection import Shape, inspect, quiet_spark, run_query
+from holdfast.pipeline.core.inspection import PlanShape, inspect, quiet_spark, run_query
 from holdfast.pipeline.core.sql import LINEAGE, quoted, struct_of
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
-from holdfast.pipeline.definition.streams import has_memory
+from holdfast.pipeline.definition.streams import is_stateful
 from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.engine.aside import Gathering, route_digests
 from holdfast.pipeline.engine.operators import (
@@ -101,7 +102,7 @@ class Routed:
     routes: Routes
     warned: Mapping[str, int]
     aside: tuple[Gathering, ...] = ()
-    """The rows that left the chain, and those that were late for a tap."""
+    """The rows that left the chain, and those that were late for a step with rows of its own."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of each route that has rows, for the ledger."""
 
@@ -116,7 +117,7 @@ def side_outputs(spark: SparkSession, operator: StatefulOperator, schema: Struct
         rows = spark.createDataFrame([], given)
         if name:
             found[f"{operator.name}.{name}"] = narrow(rows)
-        elif operator.is_tap:
+        elif operator.has_own_rows:
             found[operator.name] = rows
     return found
 
@@ -137,11 +138,11 @@ def apply_step(frame: DataFrame, step: Step, *, directory: str) -> DataFrame:
 
 def shape_of(
     spark: SparkSession, schema: StructType, step: Sql | Python, directory: str
-) -> tuple[Shape, StructType]:
+) -> tuple[PlanShape, StructType]:
     """What a step does to rows of this schema, and the schema it gives."""
     empty = spark.createDataFrame([], schema)
     if isinstance(step, Python):
-        return Shape(keeps_every_row=False, is_cheap=False), apply_python(empty, step, directory).schema
+        return PlanShape(keeps_every_row=False, is_cheap=False), apply_python(empty, step, directory).schema
     frame = run_query(spark, step.name, step.query, empty)
     shape = inspect(step.name, frame)
     _check_lineage(step, schema, frame.schema)
@@ -232,7 +233,7 @@ class Router:
         self._definition = definition
         self._lookups = lookups or Lookups(definition)
         self._file_schema = file_schema(definition.source)
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, PlanShape] = {}
         self.operators: dict[str, StatefulOperator] = {}
         """The steps with a state, by name."""
         self._schemas: dict[str, StructType] = {}
@@ -259,7 +260,7 @@ class Router:
         for step in definition.steps:
             if isinstance(step, Expect | Filter):
                 _check_rule(spark, schema, step)
-            elif has_memory(step):
+            elif is_stateful(step):
                 self._add_operator(step, schema)
             elif isinstance(step, Lookup):
                 schema = self._lookups.schema_after(schema, step)
@@ -357,8 +358,8 @@ class Router:
                 assert update is not None, "a step with a state runs without it"
                 step = self.operators[part.name]
                 result = update.run(step, alive)
-                after = alive if step.is_tap else result.rows
-                operator = Stateful(alive, after, is_first, part, result, step.is_tap)
+                after = alive if step.has_own_rows else result.rows
+                operator = Stateful(alive, after, is_first, part, result, step.has_own_rows)
             elif isinstance(part, Lookup):
                 after = self._lookups.join(alive, part, lookups[part.name])
                 operator = LookupJoin(alive, after, is_first)
@@ -419,13 +420,13 @@ class MicroBatch:
         )
 
     def _side_outputs(self) -> dict[str, Stream]:
-        """The rows that steps with a state made or set aside."""
+        """The side outputs of stateful steps."""
         found: dict[str, Stream] = {}
         for operator in self.operators:
             if not isinstance(operator, Stateful) or self.update is None:
                 continue
             name, result = operator.step.name, operator.result
-            if operator.is_tap:
+            if operator.has_own_rows:
                 # All of these rows have one place: the number of the version that the batch makes.
                 digest = result.row_count * place_hash(name, 0, self.update.number) & MASK
                 found[name] = Stream(result.rows, Tally(result.row_count, digest))

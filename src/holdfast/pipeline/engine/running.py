@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.admin.brokers import committed_metadata
+from holdfast.admin.errors import ClusterError
 from holdfast.pipeline.changes.classifying import refuse_unsafe
 from holdfast.pipeline.changes.levels import Facts
 from holdfast.pipeline.cluster.places import is_remote, master_of, require_places
@@ -30,17 +32,30 @@ from holdfast.pipeline.definition.naming import (
 )
 from holdfast.pipeline.definition.secrets import Redactor
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.engine.batches import Workshop
+from holdfast.pipeline.engine.batches import Workshop, undescribe_jobs
 from holdfast.pipeline.engine.deployment import Build, Deployment, build_sinks, explained
 from holdfast.pipeline.engine.failures import explain_failure, is_transient
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks
+from holdfast.pipeline.engine.lineage_events import Lineage
+from holdfast.pipeline.engine.metrics import PipelineMetrics
 from holdfast.pipeline.engine.monitoring import Monitoring
-from holdfast.pipeline.engine.planning import Bounds, Limits, Log, Plan, openings, plan_batch, remaining
+from holdfast.pipeline.engine.planning import (
+    Bounds,
+    Limits,
+    Log,
+    Plan,
+    openings,
+    plan_batch,
+    remaining,
+    unread,
+)
 from holdfast.pipeline.engine.progress import (
     BatchDone,
+    Ended,
     Event,
+    Failed,
     Preparing,
     Progress,
     Retrying,
@@ -52,6 +67,7 @@ from holdfast.pipeline.engine.progress import (
     add_counts,
     add_intakes,
     add_routes,
+    told_to,
 )
 from holdfast.pipeline.engine.routing import Router
 from holdfast.pipeline.engine.source_view import SourceView, ends_of
@@ -59,7 +75,8 @@ from holdfast.pipeline.engine.staging import stage_spec, warm_up
 from holdfast.pipeline.engine.stateful import Growth, PipelineState
 from holdfast.pipeline.ledger import Entry, lowest
 from holdfast.pipeline.positions import Place
-from holdfast.pipeline.session import refuse_session
+from holdfast.pipeline.sealing import heads_in, heads_of
+from holdfast.pipeline.session import refuse_session, workers_with_parts
 from holdfast.pipeline.sinks.base import Sink
 from holdfast.pipeline.state.store import state_path
 from holdfast.pipeline.state.watermarks import Watermarks
@@ -67,11 +84,15 @@ from holdfast.pipeline.state.watermarks import Watermarks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from holdfast.reader.cluster import Cluster
+
 AVAILABLE_NOW: Final = "available-now"
 INTERVAL_MS: Final = 1_000
 """Between looks at the source, for a definition without an interval that is told to go on."""
 RETRIES_MAX: Final = 5
 """For a run that has an end; one that goes on tries for ever."""
+WATCHED: Final = {"spark.ui.enabled": "true", "spark.port.maxRetries": "100"}
+"""Of a session that runs batches: a port beyond 4040 is looked for, as long as other pipelines may have taken them."""
 BACK_OFF_MS: Final = (500, 1_000, 2_000, 5_000, 10_000, 30_000)
 
 
@@ -102,6 +123,8 @@ def run_pipeline(
     shared_filesystem: bool = False,
     once: bool | None = None,
     progress: Progress | None = None,
+    metrics: PipelineMetrics | None = None,
+    lineage: Lineage | None = None,
     spark: SparkSession | None = None,
     signals: bool = True,
     faults: Faults = no_faults,
@@ -109,22 +132,31 @@ def run_pipeline(
     build: Build | None = None,
     bounds: Bounds | None = None,
     accept_loss: Collection[str] = (),
+    shows_positions: bool = True,
 ) -> Summary:
     """Run until the end its trigger means, or until it is stopped; `once` decides where given.
 
     With `bounds` the pipeline is about that part of the source alone: the same in every run of it.
     `accept_loss` names sinks that go on where the others stand if they have lost what they had.
+    `metrics` shows numbers of the run, and `lineage` tells of it as OpenLineage does.
+    Unless it `shows_positions`, no group's offsets are committed.
     Whatever goes wrong is raised as a `HoldfastError` whose text says what to do and holds no secret.
     """
     with explained(Redactor()):
         deployed = Deployment.of(definition, bootstrap)
     expanded, stop = deployed.definition, stop or Stop()
+    if metrics is not None:
+        metrics.describe(expanded.name)
+    if lineage is not None:
+        lineage.describe(expanded, deployed.settings["bootstrap.servers"])
+    progress = told_to(progress, metrics, lineage)
     with explained(deployed.redactor):
-        master = master_of(expanded, master)
+        master = master_of(expanded, master) if spark is None else spark.sparkContext.master
         require_places(expanded, master, shared_filesystem=shared_filesystem)
         with (
             deployed.home() as home,
             may_take_over(home, deployed.canonical),
+            source_there(deployed, home, progress),
             open_session(expanded, home, master, spark, progress) as session,
             handled_signals(stop, progress, signals),
         ):
@@ -138,6 +170,7 @@ def run_pipeline(
                 faults=faults,
                 bounds=bounds,
                 accept_loss=frozenset(accept_loss),
+                shows_positions=shows_positions,
             )
             return loop.run(_interval_ms(expanded, once))
 
@@ -169,6 +202,20 @@ def may_take_over(home: Home, definition: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def source_there(deployed: Deployment, home: Home, progress: Progress | None) -> Iterator[None]:
+    """Before Spark is started, which takes seconds: brokers answer, and every topic is there."""
+    from holdfast.reader.cluster import Cluster
+
+    try:
+        with Cluster(deployed.settings) as cluster:
+            deployed.source(cluster).look({})
+    except Exception as error:
+        report_failure(deployed, home, progress, error)
+        raise
+    yield
+
+
+@contextlib.contextmanager
 def open_session(
     definition: PipelineDefinition,
     home: Home,
@@ -181,20 +228,32 @@ def open_session(
     from holdfast.pipeline.java import find_java
     from holdfast.pipeline.session import spark_session
 
-    if spark is not None:
-        refuse_session(spark)
-        yield spark
-        return
-
     def tell(what: str) -> None:
         if progress is not None:
             progress(Preparing(what))
 
+    if spark is not None:
+        refuse_session(spark)
+        with workers_with_parts(spark, home.path, definition.spark, tell):
+            if is_remote(spark.sparkContext.master):
+                probe(spark, home.path, spark.version)
+            try:
+                yield spark
+            finally:
+                undescribe_jobs(spark)
+        return
     archive = None if is_remote(master) else class_archive(find_java(), definition.spark)
     session = spark_session(
-        definition.name, home.path, master=master, settings=definition.spark, tell=tell, archive=archive
+        definition.name,
+        home.path,
+        master=master,
+        settings={**WATCHED, **definition.spark},
+        tell=tell,
+        archive=archive,
     )
     try:
+        if session.sparkContext.uiWebUrl is not None:
+            tell(f"Spark UI: {session.sparkContext.uiWebUrl}")
         if is_remote(master):
             probe(session, home.path, session.version)
         with contextlib.nullcontext() if archive is None else archive.learning(session):
@@ -240,6 +299,7 @@ class Loop:
     faults: Faults = field(default=no_faults, kw_only=True)
     bounds: Bounds | None = field(default=None, kw_only=True)
     accept_loss: frozenset[str] = field(default=frozenset(), kw_only=True)
+    shows_positions: bool = field(default=True, kw_only=True)
     summary: Summary = field(init=False)
     growth: Growth = field(default_factory=Growth, init=False)
 
@@ -257,7 +317,6 @@ class Loop:
         try:
             with Cluster(self.deployed.settings) as cluster, contextlib.ExitStack() as opened:
                 source = self.deployed.source(cluster)
-                source.look({})  # the source is there before anything is created in a sink
                 self._refuse_unsafe(source)
                 spec = stage_spec(self.definition, self.deployed.settings)
                 warm_up(spec)
@@ -265,7 +324,7 @@ class Loop:
                 router = Router(self.spark, self.definition, self.lookups)
                 self.monitoring = self._monitoring()
                 self._open_sinks(opened)
-                self.known = self._known()
+                self.known = self._known(cluster)
                 self.workshop = Workshop(
                     self.spark,
                     cluster,
@@ -284,24 +343,31 @@ class Loop:
                 self.noted = self.home.unfinished_plan(self.deployed.fingerprint)
                 self._repeat(source, interval_ms)
         except Exception as error:
-            self._log(
-                {"event": "failed", "error": self.deployed.redactor.redact(str(explain_failure(error)))}
-            )
+            report_failure(self.deployed, self.home, self.progress, error, self._at_sink)
             raise
         spent = round((time.monotonic() - started) * 1000)
         self.summary = replace(
             self.summary, duration_ms=spent, reason="stopped" if self.stop.is_asked else "done"
         )
         self._log(self.summary.as_json())
+        self._tell(Ended(self.summary.reason))
         return self.summary
 
     def _monitoring(self) -> Monitoring | None:
+        if not self.shows_positions:
+            return None
         monitoring = Monitoring(self.deployed.settings, monitoring_group(self.definition), self.warn)
         monitoring.refuse_members()
         return monitoring
 
-    def _known(self) -> KnownSinks:
-        return KnownSinks(self.home, self.deployed.canonical)
+    def _known(self, cluster: Cluster) -> KnownSinks:
+        group = monitoring_group(self.definition)
+        try:
+            heads = heads_in(committed_metadata(cluster, group).values())
+        except ClusterError as error:
+            heads = {}  # a right that the pipeline may lack
+            self.warn(f"how far the sinks had come could not be read from the group {group!r}: {error}")
+        return KnownSinks(self.home, self.deployed.canonical, heads)
 
     def _refuse_unsafe(self, source: SourceView) -> None:
         """The definition may take over from the one that made the newest batch: before sinks are opened."""
@@ -376,6 +442,8 @@ class Loop:
         if is_new:
             beginning = source.beginning(logs) if self.bounds is None else self.bounds.start
         needed = openings(ledgers, logs, beginning)
+        for warning in unread(ledgers, logs, needed) if self.bounds is None else ():
+            self.warn(warning)
         for name, positions in needed.items():
             self.workshop.open_at(name, positions, now_ms())
         if needed:
@@ -413,7 +481,7 @@ class Loop:
     def _after(self, plan: Plan, done: BatchDone) -> None:
         positions = {name: entry.positions for name, entry in self._entries().items()}
         if self.monitoring is not None:
-            self.monitoring.show(lowest(positions))
+            self.monitoring.show(lowest(positions), heads_of(self.workshop.ledgers, self.known.places))
         self.faults("monitored")
         self.known.note(self.workshop.ledgers)
         self.home.note_plan(plan, self.deployed.fingerprint, is_done=True)
@@ -430,10 +498,14 @@ class Loop:
         wait_ms = BACK_OFF_MS[min(attempts, len(BACK_OFF_MS) - 1)]
         reason = self.deployed.redactor.redact(str(error))
         self._log({"event": "retry", "reason": reason, "in_ms": wait_ms})
-        self._tell(Retrying(reason, wait_ms))
+        self._tell(Retrying(reason, wait_ms, self._at_sink))
         self.stop.wait(wait_ms)
 
     # -------------------------------------------------------------------- small things
+
+    @property
+    def _at_sink(self) -> str:
+        return self.workshop.at_sink if hasattr(self, "workshop") else ""
 
     def _entries(self) -> dict[str, Entry]:
         return {name: entry for name, entry in self.workshop.ledgers.items() if entry is not None}
@@ -459,7 +531,21 @@ class Loop:
             self.progress(event)
 
     def _log(self, document: Mapping[str, Any]) -> None:
-        self.home.log({"time": _now_text(), "pipeline": self.definition.name, **document})
+        log(self.home, self.definition.name, document)
+
+
+def log(home: Home, pipeline: str, document: Mapping[str, Any]) -> None:
+    home.log({"time": _now_text(), "pipeline": pipeline, **document})
+
+
+def report_failure(
+    deployed: Deployment, home: Home, progress: Progress | None, error: Exception, at_sink: str = ""
+) -> None:
+    """In the home's log and to whoever watches, without a secret."""
+    reason = deployed.redactor.redact(str(explain_failure(error)))
+    log(home, deployed.definition.name, {"event": "failed", "error": reason})
+    if progress is not None:
+        progress(Failed(reason, at_sink))
 
 
 def add_batch(summary: Summary, done: BatchDone) -> Summary:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from holdfast.pipeline.core.failures import DefinitionWrong
+from holdfast.pipeline.definition.errors import nearest
 from holdfast.pipeline.definition.model import Source
+from holdfast.pipeline.definition.naming import LEDGER_PREFIX
 from holdfast.pipeline.engine.planning import Ledgers, Log
 from holdfast.pipeline.guards import GuardTripped, check_positions
 from holdfast.pipeline.positions import Place, Positions
@@ -16,10 +18,6 @@ from holdfast.reader import OffsetSpec, TopicInfo, TopicPartition
 
 if TYPE_CHECKING:
     from holdfast.reader.cluster import Cluster
-
-
-LEDGER_PREFIX: Final = "hf-ledger-"
-"""Of topics in which sinks keep their ledgers: no pattern means them."""
 
 
 class SourceView:
@@ -91,9 +89,10 @@ class SourceView:
     def _require(self, topics: Mapping[str, TopicInfo]) -> None:
         missing = [name for name in self._source.topics if name not in topics]
         if missing:
-            raise DefinitionWrong(
-                f"there is no topic {missing[0]!r} on {self._servers()}: create it, or correct the definition's source"
-            )
+            like = nearest(missing[0], self.cluster.topics())
+            wrong = DefinitionWrong(f"there is no topic {missing[0]!r} on {self._servers()}{like}")
+            wrong.path = ("source", "topics")
+            raise wrong
 
     def _guard(self, ledgers: Ledgers, topics: Mapping[str, TopicInfo]) -> None:
         """Each sink's own positions, since sinks may stand apart."""

@@ -31,7 +31,7 @@ from holdfast.pipeline.core.frames import failure_report, raise_reported
 from holdfast.pipeline.core.sql import HEADERS_DDL, ddl_schema
 from holdfast.pipeline.definition.model import Expect, Lookup, PipelineDefinition, Source
 from holdfast.pipeline.digest import Tally, digest_of_offsets
-from holdfast.pipeline.engine.decoding import EVENT_DDL, RowDecoder, decoded_ddl, record_times
+from holdfast.pipeline.engine.decoding import EVENT_DDL, RecordDecoder, decoded_ddl, record_times
 from holdfast.pipeline.ledger import Intake, Rejected
 from holdfast.pipeline.packing import Task, pack
 from holdfast.pipeline.positions import BatchRange, Place
@@ -137,7 +137,7 @@ def warm_up(spec: StageSpec) -> None:
     from holdfast.reader import warm
 
     warm()
-    RowDecoder(spec.source).prepare()
+    RecordDecoder(spec.source).prepare()
 
 
 def file_schema(source: Source) -> StructType:
@@ -304,7 +304,7 @@ class _StageFile:
     def __init__(self, spec: StageSpec, pieces: Mapping[tuple[str, int], int]) -> None:
         self._spec = spec
         self._pieces = pieces
-        self._decoder = RowDecoder(spec.source)
+        self._decoder = RecordDecoder(spec.source)
         self.greatest_ms = self._decoder.greatest_ms
         self.path = os.path.join(spec.directory, f"{uuid.uuid4().hex}.parquet")
         self.rows = 0

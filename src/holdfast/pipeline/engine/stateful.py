@@ -58,8 +58,8 @@ class PipelineState:
     def start_anew(self, entries: Iterable[Entry]) -> None:
         """No sink has taken an offset: what is there is of a life before, or of a batch that nobody has.
 
-        It goes, and its number stays, in a version with nothing else: rows of taps never have a lower number than those
-        that sinks may hold of the life before.
+        It goes, and its number stays, in a version with nothing else: rows that a step makes never have a lower number
+        than those that sinks may hold of the life before.
         """
         newest = self.store.newest()
         if newest is None:
@@ -79,9 +79,7 @@ class PipelineState:
             return base if base is not None and not base.steps else FRESH
         version = self._version_of(entry)
         if version is None:
-            made = (
-                "by a pipeline without a memory" if entry.state == STATELESS else f"as version {entry.state}"
-            )
+            made = "by a pipeline without state" if entry.state == STATELESS else f"as version {entry.state}"
             raise StateMissing(
                 f"sink {sink!r} stands where {self.store.path} has no state (its last batch was made {made}): without "
                 "it, windows and keys would start from nothing. `holdfast pipeline rebuild FILE` makes the state again "
@@ -140,7 +138,7 @@ class PipelineState:
             before.watermark_ms,
             after.watermark_ms,
             number=start.number + 1,
-            scratch=os.path.join(scratch, "turns"),
+            scratch=os.path.join(scratch, "steps"),
             label=label,
         )
         os.makedirs(context.scratch, exist_ok=True)

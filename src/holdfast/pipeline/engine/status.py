@@ -16,7 +16,7 @@ from holdfast.pipeline.definition.naming import (
     kind_of_sink,
     monitoring_group,
 )
-from holdfast.pipeline.definition.streams import has_memory
+from holdfast.pipeline.definition.streams import is_stateful
 from holdfast.pipeline.engine.deployment import Deployment, build_sinks, redacted
 from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.home import holder, last_logged
@@ -37,7 +37,7 @@ class SinkStatus:
     entry: Entry | None
     """The newest of its ledger."""
     lag: int | None = None
-    """Offsets between its positions and the end of what can be read; nothing: the source was not asked."""
+    """Offsets between its positions and the end of what can be read; None where the source was not asked."""
     is_of_this_definition: bool = True
     """Its newest entry was made by the definition as it stands."""
     problem: str | None = None
@@ -51,7 +51,7 @@ class StateStatus:
     """What the pipeline remembers, at its newest version."""
 
     now: StateNow | None
-    """Nothing: no batch has made one yet."""
+    """None before a batch has made one."""
     waits_for: str | None = None
     """The partition that holds the watermark where it is."""
     problem: str | None = None
@@ -77,7 +77,7 @@ class Status:
     last_batch: dict[str, Any] | None
     """From the log, if the home is there."""
     state: StateStatus | None = None
-    """Of a pipeline with steps that have a memory."""
+    """Of a pipeline with stateful steps."""
 
     @property
     def lag(self) -> int | None:
@@ -134,7 +134,7 @@ def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None)
 
 def _state_status(definition: PipelineDefinition, home: str) -> StateStatus | None:
     event = definition.source.event_time
-    if event is None or not any(has_memory(step) for step in definition.steps):
+    if event is None or not any(is_stateful(step) for step in definition.steps):
         return None
     path = state_path(home)
     try:

@@ -74,6 +74,11 @@ class Decoder(ABC):
     def decode(self, values: pa.Array) -> Decoded:
         """Decode a binary array; it may hold nulls and may be a slice."""
 
+    def decode_plainly(self, values: pa.Array) -> Decoded:
+        """The same, by the format's library or in plain Python, one record after the other: what is right is decided
+        there. A format that is decoded so anyhow has nothing else."""
+        return self.decode(values)
+
     def prepare(self) -> None:  # noqa: B027
         """Make what `decode` needs and what takes time to make, once for all processes of this machine.
 

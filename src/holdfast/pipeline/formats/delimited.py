@@ -84,6 +84,9 @@ class Delimited(RowDecoder):
             return super().decode(values)
         return decode_in_bulk(values, self._read, super().decode)
 
+    def decode_plainly(self, values: pa.Array) -> Decoded:
+        return super().decode(values)
+
     def _read(self, cells: Cells) -> list[pa.Array]:
         """The columns of a batch; rows that are not simply cells of their types become undecided."""
         document = cells.document

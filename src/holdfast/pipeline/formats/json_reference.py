@@ -288,6 +288,9 @@ class JsonFast(Decoder):
     def decode(self, values: pa.Array) -> Decoded:
         return decode_in_bulk(values.cast(pa.binary()), self._read, self.reference.decode)
 
+    def decode_plainly(self, values: pa.Array) -> Decoded:
+        return self.reference.decode(values)
+
     def _read(self, cells: Cells) -> list[pa.Array]:
         columns = self._schema.read(cells, cells.document.marks)
         if self.reference.keep:

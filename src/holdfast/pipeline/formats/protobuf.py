@@ -116,7 +116,7 @@ class Schema:
             raise Mismatch(f"its Protobuf schema is not valid: {wrong}") from None
 
     def _add_set(self, text: str) -> descriptor_pb2.FileDescriptorProto | None:
-        """The last file of a descriptor set, which is the one protoc was asked for; nothing: the text is none."""
+        """The last file of a descriptor set, the one protoc was asked for; None where the text is no such set."""
         try:
             content = base64.b64decode("".join(text.split()), validate=True)
             files = descriptor_pb2.FileDescriptorSet.FromString(content).file

@@ -86,33 +86,40 @@ class SchemaRows(RowDecoder):
         machine.load()
 
     def decode(self, values: pa.Array) -> Decoded:
-        values = values.cast(pa.binary())
+        return self._decode(values.cast(pa.binary()), plainly=False)
+
+    def decode_plainly(self, values: pa.Array) -> Decoded:
+        return self._decode(values.cast(pa.binary()), plainly=True)
+
+    def _decode(self, values: pa.Array, *, plainly: bool) -> Decoded:
         if self.own is not None:
-            return self._decode_with(self.own, values, 0)
+            return self._decode_with(self.own, values, 0, plainly)
         groups = rows_by_id(values, HEADER_BYTES + self.place_bytes)
         if len(groups) == 1:
-            return self._decode_group(values, next(iter(groups)))
-        parts = [self._decode_group(values.take(pa.array(rows)), each) for each, rows in groups.items()]
+            return self._decode_group(values, next(iter(groups)), plainly)
+        parts = [
+            self._decode_group(values.take(pa.array(rows)), each, plainly) for each, rows in groups.items()
+        ]
         back = pa.array(np.argsort(np.concatenate(list(groups.values())), kind="stable"))
         columns = [
             pa.concat_arrays(each).take(back) for each in zip(*(part.columns for part in parts), strict=True)
         ]
         return Decoded(columns, pa.concat_arrays([part.errors for part in parts]).take(back))
 
-    def _decode_group(self, values: pa.Array, schema_id: int) -> Decoded:
+    def _decode_group(self, values: pa.Array, schema_id: int, plainly: bool) -> Decoded:
         if schema_id >= 0:
             try:
                 plan = self._plan_of(schema_id, self.single_place)
             except Undecodable:
                 return super().decode(values)
-            return self._decode_with(plan, values, HEADER_BYTES + self.place_bytes)
+            return self._decode_with(plan, values, HEADER_BYTES + self.place_bytes, plainly)
         return super().decode(values)
 
-    def _decode_with(self, plan: Plan, values: pa.Array, header_bytes: int) -> Decoded:
+    def _decode_with(self, plan: Plan, values: pa.Array, header_bytes: int, plainly: bool) -> Decoded:
         def slowly(some: pa.Array) -> Decoded:
             return self.checked(plan, some, header_bytes)
 
-        if plan.flat is None:
+        if plan.flat is None or plainly:
             return slowly(values)
         return decode_in_bulk(values, self._bulk(plan.flat), slowly, header_bytes=header_bytes)
 

@@ -182,7 +182,7 @@ def boolean(text: str) -> bool:
 
 
 def number_reader(kind: Type) -> Callable[[str], Any] | None:
-    """What reads a number's text (of JSON's grammar) as this type; nothing: the type holds no numbers."""
+    """What reads a number's text (of JSON's grammar) as this type; None for a type that holds no numbers."""
     if kind.kind in INTEGER_BITS:
         return partial(integer, bits=INTEGER_BITS[kind.kind])
     if kind.kind == "decimal":
@@ -196,7 +196,7 @@ def number_reader(kind: Type) -> Callable[[str], Any] | None:
 
 
 def string_reader(kind: Type) -> Callable[[str], Any] | None:
-    """What reads a string's content as this type; nothing: the type is not written as a string."""
+    """What reads a string's content as this type; None for a type that is not written as a string."""
     readers: dict[str, Callable[[str], Any]] = {
         "string": str,
         "date": date,

@@ -11,6 +11,7 @@ nullable there, as Spark's Parquet reader has it; `NOT NULL` inside a struct is 
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -184,7 +185,10 @@ class _Reading:
             self.expect(">")
             assert isinstance(kind, Type)
             return kind
-        raise self.wrong(f"{found!r} is no type")
+        near = difflib.get_close_matches(
+            found.lower(), (*SIMPLE, *ALIASES, "decimal", "array", "map", "struct"), 1
+        )
+        raise self.wrong(f"{found!r} is no type{f', did you mean {near[0]!r}?' if near else ''}")
 
     def decimal(self) -> Type:
         precision, scale = 10, 0

@@ -65,12 +65,12 @@ def judge(
     definition: PipelineDefinition,
     *,
     bootstrap: str | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Judgement:
     """Every change since the last run; nothing is changed. What cannot be asked is noted, the rest stands.
 
     `EnvironmentFails` when neither the home nor a sink tells anything, and some could not be asked.
-    `columns` are those of the rows at the end of the steps, with their types, where Spark was asked.
+    `columns` are those of the rows that sinks take (by their `rows`), with their types, where Spark was asked.
     """
     deployed = Deployment.of(definition, bootstrap)
     status = read_status(definition, bootstrap=bootstrap)
@@ -97,7 +97,7 @@ def judge(
         changes = [*_by_fingerprint(deployed.fingerprint, entries)]
     if entries:
         changes += _state(deployed.home_path, after, changes, entries)
-    if columns is not None:
+    if columns:
         changes += _misfits(deployed.definition, columns, changes)
     changes.sort(key=lambda change: WORST_FIRST.index(change.level))
     told = tuple(deployed.redactor.redact(note) for note in notes)
@@ -154,7 +154,7 @@ def _by_fingerprint(mark: str, entries: Mapping[str, Entry]) -> Iterator[Change]
 
 
 def _misfits(
-    definition: PipelineDefinition, columns: Mapping[str, str], changes: list[Change]
+    definition: PipelineDefinition, columns: Mapping[str, Mapping[str, str]], changes: list[Change]
 ) -> list[Change]:
     """What sinks would refuse, unless a change of the source says so already."""
     if any(change.level is Level.REFUSED and ".fields." in change.where for change in changes):
@@ -241,14 +241,16 @@ def _types(document: Any) -> dict[str, str]:
     }
 
 
-def column_changes(definition: PipelineDefinition, columns: Mapping[str, str]) -> Iterator[Change]:
+def column_changes(
+    definition: PipelineDefinition, columns: Mapping[str, Mapping[str, str]]
+) -> Iterator[Change]:
     """What sinks would refuse of rows with these columns. Of a definition with its secrets expanded."""
     for sink in definition.sinks:
-        if sink.rows or isinstance(sink, KafkaSink):
+        if sink.rows not in columns or isinstance(sink, KafkaSink):
             continue
         held = held_columns(definition, sink)
         if held is not None:
-            yield from misfits(sink.name, sink.schema, held, columns)
+            yield from misfits(sink.name, sink.schema, held, columns[sink.rows])
 
 
 def misfits(sink: str, setting: str, held: Mapping[str, str], columns: Mapping[str, str]) -> Iterator[Change]:

@@ -5,7 +5,7 @@ ledgers, state, home, group and destinations that carry the name too. Nothing of
 moved, and it may run meanwhile. What the range is in offsets is decided once, when it begins, and kept in the home:
 running the same command again goes on where it stopped, and once it is done it does nothing.
 
-Steps with a memory begin with an empty one at the range's start, and what is not closed by the range's
+Stateful steps begin with an empty state at the range's start, and what is not closed by the range's
 own events stays open at its end: a backfill's range should begin and end where windows do, with the delay to spare.
 """
 

@@ -13,7 +13,6 @@ Sinks are compared in pairs, as multisets of rows.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,9 +39,10 @@ from holdfast.pipeline.definition.streams import Stream, stream_of
 from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.history import beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.ledger import NOWHERE, Entry
-from holdfast.pipeline.operations.multisets import GONE, ORDER, Differences, Heap, compare
+from holdfast.pipeline.operations.multisets import GONE, ORDER, SIDES, Differences, Multisets
 from holdfast.pipeline.operations.outputs import Output, Rows, open_output, plain_json
 from holdfast.pipeline.positions import Place, Positions
+from holdfast.pipeline.scratch import ScratchDatabase
 from holdfast.pipeline.sinks.building import build_sink
 
 FROM = "_hf"
@@ -376,14 +376,15 @@ def _read_and_compare(
     if bounds is None and len(key) < len(a.key()):
         key = ()
     is_folded = (a.is_folded or b.is_folded) and bool(key)
-    with tempfile.TemporaryDirectory(prefix="holdfast-compare-") as directory:
-        heaps = []
-        for side, output in zip((a, b), outputs, strict=True):
-            heap = Heap(columns, os.path.join(directory, side.label), key=key, is_folded=is_folded)
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-compare-") as directory,
+        ScratchDatabase(directory) as database,
+    ):
+        multisets = Multisets(database, columns, key=key, is_folded=is_folded)
+        for side, output in zip(SIDES, outputs, strict=True):
             for rows in output.rows():
-                heap.add(_prepared(rows, columns, bounds, ignore, is_folded=is_folded))
-            heaps.append(heap)
-        return compare(*heaps)
+                multisets.add(side, _prepared(rows, columns, bounds, ignore, is_folded=is_folded))
+        return multisets.compare()
 
 
 def _prepared(

@@ -1,8 +1,7 @@
-"""Two heaps of rows compared as multisets, without Spark and in bounded memory.
+"""Rows of two sinks compared as multisets, without Spark and out of core.
 
 Rows come as tables whose columns are all bytes, null where there is no value: two values are the same if their bytes
-are. Nothing is decided by a hash: hashes only deal rows out into buckets, so that equal rows meet in the same one, and
-each bucket is compared value by value. A heap that grows past `rows_in_memory` goes to files, bucket by bucket.
+are. A `ScratchDatabase` counts them.
 
 Rows that have no equal on the other side are paired by their key, where they have one: such a pair *differs*, and it is
 told in which columns; what finds no partner is only on its side.
@@ -10,85 +9,28 @@ told in which columns; what finds no partner is only on its side.
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from holdfast.pipeline.dealt import BUCKETS, DealtRows
+from holdfast.pipeline.scratch import ScratchDatabase, beginning
 
-ROWS_IN_MEMORY: Final = 500_000
-"""Of one heap, before it goes to files."""
 EXAMPLES_MAX: Final = 5
 ORDER: Final = "_order"
 """A column of numbers, where only the last row of each key counts: that with the greatest."""
 GONE: Final = "_gone"
 """Beside it, whether that row takes its key back."""
+SIDES: Final = ("a", "b")
 
-Numbers = npt.NDArray[np.int64]
 Row = dict[str, str | None]
-
-
-class Heap(DealtRows):
-    """Rows of one side."""
-
-    def __init__(
-        self,
-        columns: Sequence[str],
-        directory: str,
-        *,
-        key: Sequence[str] = (),
-        is_folded: bool = False,
-        rows_in_memory: int = ROWS_IN_MEMORY,
-    ) -> None:
-        self.rows = 0
-        self.columns = tuple(columns)
-        """What is compared, beside the key."""
-        self.key = tuple(key)
-        """What deals rows out, and pairs them; nothing: all columns."""
-        self.is_folded = is_folded
-        """Only the last row of each key counts: rows have `ORDER` and `GONE`."""
-        fields = [pa.field(name, pa.large_binary()) for name in dict.fromkeys([*key, *columns])]
-        if is_folded:
-            fields += [pa.field(ORDER, pa.int64()), pa.field(GONE, pa.bool_())]
-        super().__init__(pa.schema(fields), directory, lambda rows: buckets_of(rows, self.key))
-        self._rows_in_memory = rows_in_memory
-
-    def add(self, rows: pa.Table) -> None:
-        """Rows with these columns at least."""
-        self.rows += rows.num_rows
-        super().add(rows.select(self._schema.names))
-        if self.rows > self._rows_in_memory:
-            self.spill()
-
-
-def buckets_of(rows: pa.Table, key: Sequence[str]) -> Numbers:
-    """The same for equal keys."""
-    total = np.zeros(rows.num_rows, np.int64)
-    for place, name in enumerate(key or content_of(rows), start=1):
-        column = _combined([rows.column(name)])
-        encoded = pc.dictionary_encode(column, null_encoding="encode")
-        hashes = np.array(
-            [0 if value is None else zlib.crc32(value) for value in encoded.dictionary.to_pylist()], np.int64
-        )
-        if len(hashes):
-            total += hashes[encoded.indices.to_numpy(zero_copy_only=False)] * (2 * place + 1)
-    return total % BUCKETS
-
-
-def content_of(rows: pa.Table) -> list[str]:
-    return [name for name in rows.column_names if name not in (ORDER, GONE)]
 
 
 @dataclass
 class Differences:
-    """What two heaps do not share."""
+    """What two sinks do not share."""
 
     rows_a: int = 0
     rows_b: int = 0
@@ -107,108 +49,102 @@ class Differences:
         return not (self.only_a or self.only_b or self.differing)
 
 
-def compare(a: Heap, b: Heap) -> Differences:
-    """How the rows of two heaps of the same form differ."""
-    if a.is_spilled or b.is_spilled:
-        a.spill()
-        b.spill()
-    found = Differences()
-    for one, other in zip(a.buckets(), b.buckets(), strict=True):
-        if a.is_folded:
-            one, other = _folded(one, a.key), _folded(other, a.key)
-        found.rows_a += one.num_rows
-        found.rows_b += other.num_rows
-        _compare_bucket(one, other, a.key, a.columns, found)
-    return found
+class Multisets:
+    """Takes the rows of side `a` and of side `b`, and compares them once."""
 
+    def __init__(
+        self,
+        database: ScratchDatabase,
+        columns: Sequence[str],
+        *,
+        key: Sequence[str] = (),
+        is_folded: bool = False,
+    ) -> None:
+        """`columns` are compared, beside the key, which pairs rows: without one, none has a partner. `is_folded`: only
+        the last row of each key counts, and rows have `ORDER` and `GONE`."""
+        self._database = database
+        self._names = {name: f"c{at}" for at, name in enumerate(dict.fromkeys([*key, *columns]))}
+        """In the database, whose names do not tell small letters from capitals."""
+        self._columns = tuple(columns)
+        self._key = tuple(self._names[name] for name in key)
+        self._is_folded = is_folded
+        fields = [pa.field(name, pa.large_binary()) for name in self._names.values()]
+        if is_folded:
+            fields += [pa.field(ORDER, pa.int64()), pa.field(GONE, pa.bool_())]
+        alone = [
+            *(pa.field(name, pa.large_binary()) for name in self._names.values()),
+            ("number", pa.int64()),
+        ]
+        for side in SIDES:
+            database.create(side, pa.schema(fields))
+            database.create(f"only_{side}", pa.schema(alone))
 
-def _compare_bucket(
-    one: pa.Table, other: pa.Table, key: Sequence[str], columns: Sequence[str], found: Differences
-) -> None:
-    numbers = numbered(one, other, list(dict.fromkeys([*columns, *key])))
-    mine, theirs = numbers[: one.num_rows], numbers[one.num_rows :]
-    size = int(numbers.max(initial=-1)) + 1
-    surplus = np.bincount(mine, minlength=size) - np.bincount(theirs, minlength=size)
-    left = _rows(one, _chosen(mine, surplus))
-    right = _rows(other, _chosen(theirs, -surplus))
-    if not left and not right:
-        return
-    waiting: dict[tuple[str | None, ...], list[Row]] = {}
-    for row in right if key else []:
-        waiting.setdefault(tuple(row[name] for name in key), []).append(row)
-    alone = 0
-    for row in left:
-        partners = waiting.get(tuple(row[name] for name in key)) if key else None
-        if not partners:
-            alone += 1
-            _example(found.examples_a, row)
-            continue
-        partner = partners.pop()
-        found.differing += 1
-        found.columns.update(name for name in columns if row[name] != partner[name])
-        if len(found.examples) < EXAMPLES_MAX:
-            found.examples.append((row, partner))
-    found.only_a += alone
-    rest = [row for partners in waiting.values() for row in partners] if key else right
-    found.only_b += len(rest)
-    for row in rest[:EXAMPLES_MAX]:
-        _example(found.examples_b, row)
+    def add(self, side: str, rows: pa.Table) -> None:
+        """Rows with these columns at least."""
+        further = [ORDER, GONE] if self._is_folded else []
+        chosen = rows.select([*self._names, *further])
+        self._database.add(side, chosen.rename_columns([*self._names.values(), *further]))
 
+    def compare(self) -> Differences:
+        self._count_surplus()
+        rows_a, rows_b = (self._number(f"SELECT count(*) FROM {self._rows_of(side)}") for side in SIDES)
+        found = Differences(rows_a, rows_b)
+        same = [f"a.{name} IS NOT DISTINCT FROM b.{name}" for name in self._key]
+        on = " AND ".join(["a.number = b.number", *same]) if self._key else "false"
+        found.only_a, found.examples_a = self._alone(f"only_a AS a ANTI JOIN only_b AS b ON {on}")
+        found.only_b, found.examples_b = self._alone(f"only_b AS b ANTI JOIN only_a AS a ON {on}")
+        if self._key:
+            self._pair_up(f"only_a AS a JOIN only_b AS b ON {on}", found)
+        return found
 
-def _example(examples: list[Row], row: Row) -> None:
-    if len(examples) < EXAMPLES_MAX:
-        examples.append(row)
+    def _rows_of(self, side: str, chosen: str = "true") -> str:
+        """The rows that count."""
+        if not self._is_folded:
+            return f"(SELECT * FROM {side} WHERE {chosen})"
+        last = f"row_number() OVER (PARTITION BY {', '.join(self._key)} ORDER BY {ORDER} DESC) = 1"
+        return f"(SELECT * FROM (SELECT * FROM {side} WHERE {chosen} QUALIFY {last}) WHERE NOT {GONE})"
 
+    def _count_surplus(self) -> None:
+        """Of each row, how many more the one side has than the other: as many rows, numbered within their key."""
+        listed, key = ", ".join(self._names.values()), ", ".join(self._key) or "NULL"
+        for chosen in self._database.passes(self._key or tuple(self._names.values())):
+            a, b = (self._rows_of(side, chosen) for side in SIDES)
+            self._database.execute(
+                f"CREATE OR REPLACE TABLE odd AS SELECT {listed}, sum(side)::BIGINT AS surplus "
+                f"FROM (SELECT {listed}, 1 AS side FROM {a} UNION ALL SELECT {listed}, -1 FROM {b}) "
+                f"GROUP BY {listed} HAVING sum(side) <> 0"
+            )
+            for side, surplus in zip(SIDES, ("surplus", "-surplus"), strict=True):
+                self._database.execute(
+                    f"INSERT INTO only_{side} SELECT {listed}, row_number() OVER (PARTITION BY {key}) AS number "
+                    f"FROM (SELECT {listed}, unnest(range({surplus})) FROM odd WHERE {surplus} > 0)"
+                )
 
-def numbered(one: pa.Table, other: pa.Table, columns: Sequence[str]) -> Numbers:
-    """A number for each row of both, one after the other: the same for equal rows, and for no others."""
-    total = np.zeros(one.num_rows + other.num_rows, np.int64)
-    if len(total) == 0:
-        return total
-    for name in columns:
-        column = _combined([one.column(name), other.column(name)])
-        encoded = pc.dictionary_encode(column, null_encoding="encode")
-        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        # Both are below the number of rows, so that the product stays far from overflow.
-        total = np.unique(total * (int(codes.max()) + 1) + codes, return_inverse=True)[1].astype(np.int64)
-    return total
+    def _alone(self, rows: str) -> tuple[int, list[Row]]:
+        """Rows without a partner: how many, and some of them."""
+        listed = ", ".join(self._names.values())
+        examples = self._database.query(f"SELECT {listed} FROM {rows} LIMIT {EXAMPLES_MAX}").to_pylist()
+        return self._number(f"SELECT count(*) FROM {rows}"), [self._shown(row) for row in examples]
 
+    def _pair_up(self, pairs: str, found: Differences) -> None:
+        """Rows of one key that have other values."""
+        inner = [self._names[name] for name in self._columns]
+        differs = [f"count(*) FILTER (a.{name} IS DISTINCT FROM b.{name})" for name in inner]
+        counts = self._database.query(f"SELECT {', '.join(['count(*)', *differs])} FROM {pairs}")
+        found.differing, *by_column = (column[0].as_py() for column in counts.columns)
+        found.columns.update(
+            {name: count for name, count in zip(self._columns, by_column, strict=True) if count}
+        )
+        both = [f"{side}.{name} AS {side}{name}" for side in SIDES for name in self._names.values()]
+        examples = self._database.query(f"SELECT {', '.join(both)} FROM {pairs} LIMIT {EXAMPLES_MAX}")
+        found.examples = [(self._shown(row, "a"), self._shown(row, "b")) for row in examples.to_pylist()]
 
-def _combined(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-    chunks = [chunk for column in columns for chunk in column.chunks]
-    return pa.chunked_array(chunks, columns[0].type).combine_chunks()
+    def _shown(self, row: Mapping[str, bytes | None], side: str = "") -> Row:
+        values = {name: row[side + inner] for name, inner in self._names.items()}
+        return {name: None if value is None else beginning(value) for name, value in values.items()}
 
-
-def _chosen(numbers: Numbers, surplus: Numbers) -> Numbers:
-    """Of each number that has a surplus, that many rows."""
-    wanted = np.maximum(surplus, 0)
-    places = np.flatnonzero(wanted[numbers] > 0) if len(numbers) else np.zeros(0, np.int64)
-    chosen = []
-    for place in places.tolist():
-        if wanted[numbers[place]] > 0:
-            wanted[numbers[place]] -= 1
-            chosen.append(place)
-    return np.array(chosen, np.int64)
-
-
-def _rows(table: pa.Table, places: Numbers) -> list[Row]:
-    taken = table.take(pa.array(places))
-    return [{name: _text(value) for name, value in row.items()} for row in taken.to_pylist()]
-
-
-def _text(value: Any) -> str | None:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
-
-
-def _folded(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last row of each key, and of those only what was not taken back."""
-    if rows.num_rows == 0:
-        return rows
-    numbers = numbered(rows, rows.slice(0, 0), key)
-    order = np.lexsort((rows.column(ORDER).to_numpy(), numbers))
-    ends = np.append(np.flatnonzero(np.diff(numbers[order])), len(order) - 1)
-    last = rows.take(pa.array(np.sort(order[ends])))
-    return last.filter(pc.invert(last.column(GONE)))
+    def _number(self, statement: str) -> int:
+        return int(self._database.query(statement).column(0)[0].as_py())
 
 
 # ---------------------------------------------------------------------------- values
@@ -216,7 +152,9 @@ def _folded(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 def as_bytes(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """Values in the one form in which they are compared."""
-    values = _combined([column]) if isinstance(column, pa.ChunkedArray) else column
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(values, pa.ChunkedArray):  # more than fits one array
+        values = pa.concat_arrays(values.chunks)
     kind = values.type
     if pa.types.is_dictionary(kind):
         values = values.dictionary_decode()

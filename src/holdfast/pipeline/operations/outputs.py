@@ -64,7 +64,7 @@ class Output(Protocol):
     columns: tuple[str, ...]
     """All that any row has."""
     note: str
-    """What of it cannot be read any more; nothing: all of it can."""
+    """What of it cannot be read any more; empty where all of it can."""
 
     def rows(self) -> Iterator[Rows]:
         """From the first to the last, in no order."""
@@ -188,7 +188,7 @@ class PostgresOutput:
     note = ""
 
     def __init__(self, sink: PostgresSink) -> None:
-        from holdfast.pipeline.sinks.postgres_sql import LINEAGE_COLUMNS
+        from holdfast.pipeline.sinks.postgres_sql import CONTENT, LINEAGE_COLUMNS
 
         self._sink = sink
         with self._connected() as connection:
@@ -198,7 +198,7 @@ class PostgresOutput:
                 (sink.schema_name, sink.table),
             ).fetchall()
         self._names = [str(name) for (name,) in found]
-        self.columns = tuple(name for name in self._names if name not in LINEAGE_COLUMNS)
+        self.columns = tuple(name for name in self._names if name not in (*LINEAGE_COLUMNS, CONTENT))
 
     def _connected(self) -> Any:
         import psycopg

@@ -1,4 +1,4 @@
-"""Making the state of a pipeline anew, for its definition as it stands, from the source; no sink is touched.
+"""Rebuilding the state of a pipeline, for its definition as it stands, from the source; no sink is touched.
 
 The source is read again from where the pipeline began to where its sinks stand, in the batches of then as far as they
 are recorded, and every step with a state takes them from nothing. What comes out is one version of the state that
@@ -104,7 +104,7 @@ class RebuildPlan:
             for place, at in sorted(self.end.at.items())
         )
         lines = [
-            f"the state of {', '.join(state_marks(canonical(self.definition)))} is made anew from {self.offsets:,} "
+            f"the state of {', '.join(state_marks(canonical(self.definition)))} is rebuilt from {self.offsets:,} "
             f"offsets in {len(self.cuts):,} batches: {ranges}",
             *self.notes,
             "sinks are not touched",
@@ -453,7 +453,7 @@ class Replay:
                 number=number,
                 duration_ms=round((time.monotonic() - began) * 1000),
                 lag=left,
-                turns=update.counts,
+                step_counts=update.counts,
                 state=StateNow.of(version),
             )
         )

@@ -4,7 +4,8 @@ For a sink that was lost or restored from an older copy, for one that fell behin
 shall have the past too. It goes on from where the sink's own ledger ends, or from where that began; in the batches of
 then, with their times, as far as they are recorded. What it writes is a new generation of the sink's ledger.
 
-It is a run of the same definition with one sink, in a home of its own (`<home>/refill/<sink>`) with a state of its own.
+It is a run of the same definition with one sink, in a home of its own (`<home>/refill/<sink>`) with a state of its own;
+only the record of rows that left is the pipeline's, since audits ask for it as long as the sink has the batches.
 So it is exactly-once as every run is: killed at any moment, the same command goes on where it stopped. Where the sink
 goes on in the middle and steps remember, their state at that place is made first, as `rebuild` makes it. The pipeline's
 home stays locked meanwhile.
@@ -48,6 +49,8 @@ from holdfast.pipeline.state.store import StateStore, Version, discard_state, st
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from holdfast.reader.cluster import Cluster
 
 DIRECTORY: Final = "refill"
 
@@ -267,7 +270,7 @@ class Refill(Loop):
     def _monitoring(self) -> Monitoring | None:
         return None
 
-    def _known(self) -> KnownSinks:
+    def _known(self, cluster: Cluster) -> KnownSinks:
         return _Refilled(self.main, self.refill)
 
     def _open_sinks(self, opened: contextlib.ExitStack) -> None:
@@ -278,6 +281,8 @@ class Refill(Loop):
     def _repeat(self, source: SourceView, interval_ms: int | None) -> None:
         state = self._state_before()
         name, at = self.refill.sink, self.workshop.ledgers[self.refill.sink]
+        others = (entry for each, entry in self.refill.ledgers.items() if each != name)
+        self.workshop.beside = tuple(entry for entry in others if entry is not None)
         missing = {
             place: Position(offset)
             for place, offset in self.refill.begin.items()
@@ -349,7 +354,7 @@ class Refill(Loop):
         if version is None:
             return  # the next run says that the state is missing, for all sinks alike
         if entry.state is not None and version.number < entry.state:
-            # Rows of taps carry the number: none that comes may be below one that the sink has.
+            # Rows that a stateful step makes carry the number: none that comes may be below one that the sink has.
             version = replace(version, number=entry.state)
             store.publish(version)
         self.workshop.open_at(name, target.positions, now_ms(), version)

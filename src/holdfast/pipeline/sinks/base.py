@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from holdfast.pipeline.row_digest import DigestKey
+    from holdfast.pipeline.sealing import Written
+
 
 class SinkError(HoldfastError):
     """A sink cannot take what it is given; the message says what to do. Nothing was committed."""
@@ -102,9 +105,11 @@ class Prepared(Protocol):
     """Counted where they stand."""
     digest: int | None
     """Digest of their lineage (`holdfast.pipeline.digest`), where the sink can take it from what it wrote."""
+    written: Written | None
+    """Digest of the rows themselves, where the sink was given a key."""
 
-    def commit(self, entry: Entry) -> None:
-        """Make rows and entry visible, at once and durably."""
+    def commit(self, entry: Entry) -> Entry | None:
+        """Make rows and entry visible, at once and durably; the entry comes back where the sink completed it."""
 
     def discard(self) -> None:
         """Forget them. Called after a failure, so it does not fail where the rows are gone already."""
@@ -114,6 +119,8 @@ class Sink(Protocol):
     """One destination. Used from the driver's main thread only."""
 
     name: str
+    key: DigestKey | None = None
+    """Of the digests of rows, once the ledgers have been read; nothing: none are taken."""
 
     def check(self, rows: StructType) -> list[Problem]:
         """What is wrong with this sink's definition for rows of this schema; touches nothing outside."""

@@ -20,7 +20,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -94,7 +94,7 @@ def compact_parquet(store: parquet.ParquetStore, definition: ParquetSink) -> Com
     held = store.lock()
     try:
         with explained(store.name, store.path):
-            _sweep(store)
+            sweep(store)
             runs = list(runs_of_small(store, definition.file_bytes))
             if not runs:
                 return None
@@ -108,7 +108,7 @@ def _aside(store: parquet.ParquetStore) -> str:
     return os.path.join(parent, f".{name}.compact-")
 
 
-def _sweep(store: parquet.ParquetStore) -> None:
+def sweep(store: parquet.ParquetStore) -> None:
     """Remove what a run that was cut short left beside the table; the lock is ours, so nobody uses it."""
     parent, prefix = os.path.split(_aside(store))
     for name in os.listdir(parent):
@@ -132,33 +132,38 @@ def _is_small(store: parquet.ParquetStore, number: int, file_bytes: int) -> bool
 
 
 def _rebuild(store: parquet.ParquetStore, definition: ParquetSink, runs: list[list[int]]) -> Compacted:
-    new = _aside(store) + uuid.uuid4().hex
     merged = {number for run in runs for number in run}
     before = sum(len(store.data_files(number)) for number in merged)
-    _link(store, new, {parquet.batch_directory(number) for number in merged})
+    new = linked(store, {parquet.batch_directory(number) for number in merged})
     files: list[WrittenFile] = []
     for run in runs:
         files += _merge(store, definition, run, os.path.join(new, parquet.batch_directory(run[-1])))
+    take_the_place(store, new)
+    return Compacted(store.name, len(merged), before, len(files), sum(file.rows for file in files))
+
+
+def linked(store: parquet.ParquetStore, left_out: set[str]) -> str:
+    """All of the table but these directories and files, in a new directory, by other names for the same files."""
+    new = _aside(store) + uuid.uuid4().hex
+    without = left_out | {os.path.join(parquet.CONTROL, "scratch"), os.path.join(parquet.CONTROL, "aside")}
+    for directory, folders, names in os.walk(store.path):
+        below = os.path.relpath(directory, store.path)
+        target = os.path.normpath(os.path.join(new, below))
+        folders[:] = [name for name in folders if os.path.normpath(os.path.join(below, name)) not in without]
+        os.mkdir(target)
+        shutil.copystat(directory, target)
+        for name in names:
+            if os.path.normpath(os.path.join(below, name)) not in without:
+                os.link(os.path.join(directory, name), os.path.join(target, name), follow_symlinks=False)
+    return new
+
+
+def take_the_place(store: parquet.ParquetStore, new: str) -> None:
+    """The new table is the table, in one step; the old one goes."""
     store.disk.flush_tree(new)
     store.disk.exchange(new, store.path)
     store.disk.flush_directory(os.path.dirname(store.path))
     store.disk.remove_tree(new)
-    return Compacted(store.name, len(merged), before, len(files), sum(file.rows for file in files))
-
-
-def _link(store: parquet.ParquetStore, new: str, left_out: set[str]) -> None:
-    """Everything of the table that is not merged, in a new directory, by other names for the same files."""
-    passing = {os.path.join(parquet.CONTROL, "scratch"), os.path.join(parquet.CONTROL, "aside")}
-    for directory, folders, names in os.walk(store.path):
-        below = os.path.relpath(directory, store.path)
-        target = os.path.normpath(os.path.join(new, below))
-        folders[:] = [
-            name for name in folders if os.path.normpath(os.path.join(below, name)) not in left_out | passing
-        ]
-        os.mkdir(target)
-        shutil.copystat(directory, target)
-        for name in names:
-            os.link(os.path.join(directory, name), os.path.join(target, name), follow_symlinks=False)
 
 
 def _merge(
@@ -264,17 +269,23 @@ def compact_delta(definition: PipelineDefinition, sink: DeltaSink) -> Compacted 
 
 def small_files(table: DeltaTable, sink: DeltaSink) -> Iterator[list[WrittenFile]]:
     """Groups of small files of one partition, two or more, as much as fits one file."""
-    actions: Any = pa.table(table.get_add_actions(flatten=True))
-    values = [_texts(actions.column(f"partition.{name}")) for name in sink.partition_by]
-    sizes = actions.column("size_bytes").to_pylist()
     groups: dict[tuple[str | None, ...], list[WrittenFile]] = {}
-    for at, path in enumerate(actions.column("path").to_pylist()):
-        if OURS.fullmatch(path) and sizes[at] < SMALL * sink.file_bytes:
-            key = tuple(column[at] for column in values)
-            groups.setdefault(key, []).append(WrittenFile(path, 0, sizes[at], 0, key))
+    for file in own_files(table, sink):
+        if file.bytes < SMALL * sink.file_bytes:
+            groups.setdefault(file.partition, []).append(file)
     for files in groups.values():
         if len(files) > 1:
             yield files
+
+
+def own_files(table: DeltaTable, sink: DeltaSink) -> Iterator[WrittenFile]:
+    """The files of the table that the sink wrote, known by their names: path, size and partition of each."""
+    actions: Any = pa.table(table.get_add_actions(flatten=True))
+    values = [_texts(actions.column(f"partition.{name}")) for name in sink.partition_by]
+    sizes = actions.column("size_bytes").to_pylist()
+    for at, path in enumerate(actions.column("path").to_pylist()):
+        if OURS.fullmatch(path):
+            yield WrittenFile(path, 0, sizes[at], 0, tuple(column[at] for column in values))
 
 
 def _texts(column: Any) -> list[str | None]:
@@ -293,11 +304,30 @@ def _merged(writer: DeltaSinkWriter, sink: DeltaSink, group: list[WrittenFile]) 
 
 
 def _commit(writer: DeltaSinkWriter, sink: DeltaSink, old: list[WrittenFile], new: list[WrittenFile]) -> None:
+    replace_files(
+        writer, sink, old, new, lambda table, actions: writer.commit_actions(table, actions, [], {})
+    )
+
+
+def replace_files(
+    writer: DeltaSinkWriter,
+    sink: DeltaSink,
+    old: list[WrittenFile],
+    new: list[WrittenFile],
+    commit: Callable[[DeltaTable, list[Any]], bool],
+    *,
+    is_change: bool = False,
+) -> None:
+    """One commit by which new files stand in the place of old ones; `is_change`: not with the same rows."""
     now_ms = time.time_ns() // 1_000_000
-    actions: list[Any] = [replace(writer.named(file), data_change=False) for file in new]
+    actions: list[Any] = [replace(writer.named(file), data_change=is_change) for file in new]
     actions += [
         RemoveAction(
-            file.path, False, now_ms, file.bytes, dict(zip(sink.partition_by, file.partition, strict=True))
+            file.path,
+            is_change,
+            now_ms,
+            file.bytes,
+            dict(zip(sink.partition_by, file.partition, strict=True)),
         )
         for file in old
     ]
@@ -307,7 +337,7 @@ def _commit(writer: DeltaSinkWriter, sink: DeltaSink, old: list[WrittenFile], ne
         there = set() if table is None else {path.rpartition("/")[2] for path in table.file_uris()}
         if table is None or not wanted <= there:
             break
-        if writer.commit_actions(table, actions, [], {}):
+        if commit(table, actions):
             return
     writer.remove(new)
     raise SinkError(

@@ -17,8 +17,10 @@ from holdfast.client.messages import away_from_home
 from holdfast.client.retries import without_history
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.model import DeadLetter, KafkaSink
+from holdfast.pipeline.row_digest import MASK
 from holdfast.pipeline.sinks.base import Problem
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
+from holdfast.pipeline.sinks.kafka_records import Records, content_of
 from holdfast.pipeline.sinks.kafka_writer import Message
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ RULE_BROKEN = "holdfast.pipeline.RuleBroken"
 
 
 REJECTED = "holdfast.pipeline.RejectedBySink"
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def _error_of(reason: str) -> str:
@@ -71,6 +74,33 @@ class DeadLetterSink(KafkaSinkWriter):
             functions.expr("unix_millis(_timestamp)").alias("timestamp_ms"),
             functions.col("_reason").alias("reason"),
             functions.col("_error").alias("error"),
+        )
+
+    def _digesting(self) -> None:
+        """What is sent is made here, and not by tasks."""
+
+    def content(self, records: Records) -> int:
+        return (
+            sum(self._content(each) for at in range(records.writers) for each in records.of_writer(at)) & MASK
+        )
+
+    def _content(self, batch: pa.RecordBatch) -> int:
+        assert self.key is not None
+        messages = list(self.messages(batch))
+        headers = [
+            [
+                {"key": name, "value": each.encode() if isinstance(each, str) else each}
+                for name, each in given or ()
+            ]
+            for _, _, given, _ in messages
+        ]
+        places = [{**place, "index": 0} for place in batch.column(LINEAGE).to_pylist()]  # a letter names none
+        return content_of(
+            self.key,
+            pa.array(places, batch.schema.field(LINEAGE).type),
+            pa.array([message[0] for message in messages], pa.binary()),
+            pa.array([message[1] for message in messages], pa.binary()),
+            pa.array(headers, HEADERS),
         )
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:

@@ -44,7 +44,7 @@ from holdfast.pipeline.sinks.columns import (
     stored_schema,
 )
 from holdfast.pipeline.sinks.files import Disk, explained, files_for
-from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, reject_unreadable, write_files
+from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, reject_unreadable, write_files, written_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,6 +99,16 @@ class DeltaLedger:
         self._compare(table, entry, number)
         return entry
 
+    def entries(self, table: DeltaTable) -> list[Entry]:
+        """Those of today's ledger that the table's log tells, oldest first."""
+        found: list[Entry] = []
+        number = self.number(table)
+        for _, document in self._commits(table, None) if number is not None else ():
+            if document is not None and document["number"] == number:
+                found.append(Entry.from_json(document))
+                number = found[-1].number - 1
+        return found[::-1]
+
     def _commits(self, table: DeltaTable, limit: int | None) -> Iterator[tuple[dict[str, Any], Any]]:
         """The newest of the log, the last one first, each with the entry of this ledger that it carries."""
         for commit in table.history(limit):
@@ -119,7 +129,7 @@ class DeltaLedger:
                 return f"{self.uri} was restored to an earlier version of its own, by version {commit['version']}"
             if entry is not None:
                 had_rows = had_rows or entry["rows"] > 0
-                if entry["number"] == 0:
+                if entry["number"] == 0 or "erased" in entry:
                     break  # what was before this ledger is not ours
         return f"{self.uri} has no rows any more, and had some" if had_rows and not files.num_rows else None
 
@@ -165,11 +175,12 @@ class DeltaLedger:
 class PreparedDelta:
     """Files in the table's directory that no commit names yet."""
 
-    def __init__(self, sink: DeltaSinkWriter, schema: StructType | None, written: list[WrittenFile]) -> None:
-        self.rows = sum(file.rows for file in written)
-        self.digest: int | None = sum(file.digest for file in written) & MASK
+    def __init__(self, sink: DeltaSinkWriter, schema: StructType | None, files: list[WrittenFile]) -> None:
+        self.rows = sum(file.rows for file in files)
+        self.digest: int | None = sum(file.digest for file in files) & MASK
+        self.written = written_of(files, schema, sink.key)
         self.schema = schema
-        self.written = written
+        self.files = files
         self._sink = sink
 
     def commit(self, entry: Entry) -> None:
@@ -178,7 +189,7 @@ class PreparedDelta:
     def discard(self) -> None:
         # Files that stay are named by no commit; a vacuum of the table takes them.
         with contextlib.suppress(SinkError, OSError):
-            self._sink.remove(self.written)
+            self._sink.remove(self.files)
 
 
 class DeltaSinkWriter(Sink):
@@ -247,11 +258,15 @@ class DeltaSinkWriter(Sink):
             return PreparedDelta(self, None, [])
         schema = fitting_schema(self.name, held, stored, self._definition.schema)
         files = FileSet(
-            self.ledger.uri, self._definition.partition_by, self._definition.file_bytes, disk=self.ledger.disk
+            self.ledger.uri,
+            self._definition.partition_by,
+            self._definition.file_bytes,
+            disk=self.ledger.disk,
+            key=self.key,
         )
         prepared = PreparedDelta(self, schema, write_files(projected(rows, schema), files))
         try:
-            reject_unreadable(self.name, rows, self._definition.partition_by, prepared.written, sys.maxsize)
+            reject_unreadable(self.name, rows, self._definition.partition_by, prepared.files, sys.maxsize)
         except BaseException:
             prepared.discard()
             raise
@@ -280,40 +295,53 @@ class DeltaSinkWriter(Sink):
 
     def commit(self, prepared: PreparedDelta, entry: Entry) -> None:
         ledger = self.ledger
-        name = secrets.randbits(62)
-        with explained(self.name, ledger.uri):
-            ledger.disk.create_directory(ledger.directory)
-            text = to_text(entry.as_json())
-            ledger.disk.write(f"{ledger.directory}/{name}.json", text.encode())
-            ledger.disk.flush_directory(ledger.directory)
-            ledger.disk.flush_directory(ledger.uri)
-        actions = [self.named(file) for file in prepared.written]
+        name = self.keep(entry)
+        actions = [self.named(file) for file in prepared.files]
         for _ in range(COMMIT_TRIES):
             table = self._checked(entry)
             if prepared.schema is not None:
                 table = self._widened(table, prepared.schema)
-            if self.commit_actions(table, actions, ledger.transactions(entry, name), {METADATA: text}):
-                return
-            again = ledger.table()
-            if again is not None and ledger.entry_name(again) == name:
+            if self.commit_entry(table, actions, entry, name):
                 return
         raise SinkError(
             f"sink {self.name!r}: others wrote to {ledger.uri} each time this batch was to be committed; nothing was. "
             "Run again"
         )
 
+    def keep(self, entry: Entry) -> int:
+        """The name of the entry's file, which is durable before a commit names it."""
+        ledger, name = self.ledger, secrets.randbits(62)
+        with explained(self.name, ledger.uri):
+            ledger.disk.create_directory(ledger.directory)
+            ledger.disk.write(f"{ledger.directory}/{name}.json", to_text(entry.as_json()).encode())
+            ledger.disk.flush_directory(ledger.directory)
+            ledger.disk.flush_directory(ledger.uri)
+        return name
+
+    def commit_entry(self, table: DeltaTable, actions: list[Any], entry: Entry, name: int) -> bool:
+        """Commit an entry that is kept; False when somebody else has written meanwhile."""
+        metadata = {METADATA: to_text(entry.as_json())}
+        if self.commit_actions(table, actions, self.ledger.transactions(entry, name), metadata):
+            return True
+        again = self.ledger.table()
+        return again is not None and self.ledger.entry_name(again) == name
+
     def _checked(self, entry: Entry) -> DeltaTable:
         """A handle on which this entry is the next."""
         table = self.ledger.table()
         if table is None:
             raise self._vanished()
+        self.require_next(table, entry)
+        return table
+
+    def require_next(self, table: DeltaTable, entry: Entry) -> None:
+        """`SinkFenced` unless the entry follows the ledger."""
         number = self.ledger.number(table)
         if entry.number != (0 if number is None else number + 1):
             raise SinkFenced(
                 f"sink {self.name!r}: entry {entry.number} does not follow the ledger of {self.ledger.uri}, which is "
                 f"at {number}; another copy of the pipeline writes there. This copy has written nothing"
             )
-        return table
 
     def _vanished(self) -> SinkError:
         return SinkError(

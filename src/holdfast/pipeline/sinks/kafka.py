@@ -27,7 +27,9 @@ from holdfast.client.settings import shared_settings
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import KafkaSink
+from holdfast.pipeline.definition.naming import ledger_topic
 from holdfast.pipeline.ledger import Entry, Rejected
+from holdfast.pipeline.sealing import Written
 from holdfast.pipeline.sinks.base import (
     Batch,
     Prepared,
@@ -46,7 +48,7 @@ from holdfast.pipeline.sinks.columns import (
     stored_schema,
 )
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, Topic, standing_of
-from holdfast.pipeline.sinks.kafka_records import Records, set_aside, sizes
+from holdfast.pipeline.sinks.kafka_records import Digesting, Records, set_aside, sizes
 from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ TOMBSTONE = "_tombstone"
 SOURCE_HEADER = "hf-source"
 """Where a record came from: `topic:partition@offset#index`."""
 BATCH_OVERHEAD_BYTES = 1024
+COLUMNS = {"key": "binary", "value": "binary", "headers": "array<struct<key:string,value:binary>>"}
+"""What is in the digest of a record, beside its lineage."""
 
 
 class PreparedRecords:
@@ -65,6 +69,7 @@ class PreparedRecords:
     def __init__(self, sink: KafkaSinkWriter, records: Records) -> None:
         self.rows = records.rows
         self.digest: int | None = records.digest
+        self.written = None if sink.key is None else Written(sink.content(records), COLUMNS)
         self._sink = sink
         self._records = records
 
@@ -167,7 +172,7 @@ class KafkaSinkWriter(Sink):
 
     @property
     def ledger_topic(self) -> str:
-        return f"hf-ledger-{self._pipeline}--{self.name}"
+        return ledger_topic(self._pipeline, self.name)
 
     @property
     def topic(self) -> str:
@@ -284,13 +289,22 @@ class KafkaSinkWriter(Sink):
         directory = os.path.join(self._scratch, batch.label)
         if batch.is_empty:
             return PreparedRecords(self, Records(directory, (), 0, 0, writers))
-        records = set_aside(self.records(rows), directory, writers)
+        self.batch_time_ms = batch.batch_time_ms
+        records = set_aside(self.records(rows), directory, writers, self._digesting())
         try:
             self._reject_untaken(records)
+            return PreparedRecords(self, records)
         except BaseException:
             records.remove()
             raise
-        return PreparedRecords(self, records)
+
+    def _digesting(self) -> Digesting | None:
+        names = (SOURCE_HEADER, *self._definition.headers)
+        return None if self.key is None else Digesting(self.key, names)
+
+    def content(self, records: Records) -> int:
+        """The sum of the digests of these records."""
+        return records.content
 
     def _reject_untaken(self, records: Records) -> None:
         """`RowsRejected` for records that the topic does not take. Compressed, a large one may fit, so it is tried."""

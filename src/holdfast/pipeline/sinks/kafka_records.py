@@ -24,13 +24,15 @@ import pyarrow.compute as pc
 
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.digest import MASK
+from holdfast.pipeline.row_digest import MASK as CONTENT_MASK
+from holdfast.pipeline.row_digest import DigestKey, hasher_of, total
 from holdfast.pipeline.sinks.base import SinkUnavailable
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REPORT = "path string, rows long, digest string, largest long, keyless long"
+REPORT = "path string, rows long, digest string, largest long, keyless long, content string"
 WRITER = "_hf_writer"
 SLICE_ROWS = 8192
 """Rows turned into Python objects at a time."""
@@ -51,6 +53,8 @@ class Records:
     """Bytes of key, value and headers, of the record that has most."""
     keyless: int = 0
     """Records whose key is null."""
+    content: int = 0
+    """The sum of the digests of the records, where a key was given."""
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -71,7 +75,39 @@ class Records:
         yield from in_source_order(table)
 
 
-def set_aside(rows: DataFrame, directory: str, writers: int) -> Records:
+@dataclass(frozen=True)
+class Digesting:
+    """How tasks take the digests of records."""
+
+    key: DigestKey
+    headers: tuple[str, ...]
+    """The names of the headers whose values are the columns `source`, `header_0`, …"""
+
+    def of(self, batch: pa.RecordBatch) -> int:
+        values = [
+            batch.column("source"),
+            *(batch.column(f"header_{at}") for at in range(len(self.headers) - 1)),
+        ]
+        rows, width = batch.num_rows, len(values)
+        order = np.arange(rows * width).reshape(width, rows).T.reshape(-1)
+        flat = pa.concat_arrays([each.cast(pa.binary()) for each in values]).take(pa.array(order))
+        names = pa.array(self.headers).take(pa.array(np.tile(np.arange(width), rows)))
+        ends = pa.array(np.arange(0, rows * width + 1, width, dtype=np.int32))
+        headers = pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays([names, flat], ["key", "value"]))
+        return content_of(
+            self.key, batch.column(LINEAGE), batch.column("key"), batch.column("value"), headers
+        )
+
+
+def content_of(
+    key: DigestKey, places: pa.StructArray, keys: pa.Array, values: pa.Array, headers: pa.ListArray
+) -> int:
+    """The sum of the digests of records: of their keys, values and all of their headers."""
+    lineage = dict(zip((each.name for each in places.type), places.flatten(), strict=True))
+    return total(hasher_of(key).digests({"key": keys, "value": values, "headers": headers}, lineage))
+
+
+def set_aside(rows: DataFrame, directory: str, writers: int, digesting: Digesting | None = None) -> Records:
     """Compute these records, once, into files below `directory`.
 
     A writer gets all records of a key, so that they stay in order; one without a key goes by where it came from. Both
@@ -86,7 +122,7 @@ def set_aside(rows: DataFrame, directory: str, writers: int) -> Records:
         )
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _write_task(batches, directory)
+        return _write_task(batches, directory, digesting)
 
     found = rows.mapInArrow(task, REPORT).collect()
     return Records(
@@ -97,6 +133,7 @@ def set_aside(rows: DataFrame, directory: str, writers: int) -> Records:
         writers,
         max((row["largest"] for row in found), default=0),
         sum(row["keyless"] for row in found),
+        sum(int(row["content"]) for row in found) & CONTENT_MASK,
     )
 
 
@@ -109,10 +146,12 @@ def sizes(batch: pa.RecordBatch) -> pa.Array:
     return total
 
 
-def _write_task(batches: Iterable[pa.RecordBatch], directory: str) -> Iterator[pa.RecordBatch]:
+def _write_task(
+    batches: Iterable[pa.RecordBatch], directory: str, digesting: Digesting | None = None
+) -> Iterator[pa.RecordBatch]:
     path = os.path.join(directory, f"{uuid.uuid4().hex}.arrow")
     writer = None
-    rows, digest, largest, keyless = 0, 0, 0, 0
+    rows, digest, largest, keyless, content = 0, 0, 0, 0, 0
     try:
         for batch in batches:
             if batch.num_rows == 0:
@@ -124,12 +163,13 @@ def _write_task(batches: Iterable[pa.RecordBatch], directory: str) -> Iterator[p
             writer.write_batch(batch)
             rows += batch.num_rows
             digest += digest_of_lineage(batch.column(batch.schema.get_field_index(LINEAGE)))
+            content += 0 if digesting is None else digesting.of(batch)
     finally:
         if writer is not None:
             writer.close()
     if writer is not None:
         counted = {"rows": rows, "digest": str(digest & MASK), "largest": largest, "keyless": keyless}
-        yield pa.RecordBatch.from_pylist([{"path": path, **counted}])
+        yield pa.RecordBatch.from_pylist([{"path": path, **counted, "content": str(content)}])
 
 
 def in_source_order(table: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -34,8 +34,9 @@ import pyarrow.parquet as pq
 from holdfast.atomic import read_named
 from holdfast.pipeline.definition.model import COMPRESSIONS, ParquetSink
 from holdfast.pipeline.digest import MASK
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import Entry, erased_rows
 from holdfast.pipeline.positions import to_text
+from holdfast.pipeline.row_digest import DigestKey
 from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, Sink, SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.columns import (
     check_columns,
@@ -51,6 +52,7 @@ from holdfast.pipeline.sinks.writing import (
     WrittenFile,
     reject_unreadable,
     write_files,
+    written_of,
 )
 
 if TYPE_CHECKING:
@@ -149,11 +151,12 @@ class ParquetStore:
             if number != expected and number - len(self.entries_of(number)) != expected - 1:
                 return f"{batch_directory(expected)} is gone from {self.path}, and later batches are there"
             expected = number + 1
-        for number in numbers[-self.disk.looks_at :]:
-            entries = self.entries_of(number)
+        looked_at = {number: self.entries_of(number) for number in numbers[-self.disk.looks_at :]}
+        erased = erased_rows(entry for entries in looked_at.values() for entry in entries)
+        for number, entries in looked_at.items():
             if not entries[-1].positions.at.keys() <= self.entry_of(numbers[-1]).positions.at.keys():
                 return f"{batch_directory(number)} in {self.path} is of another source: it is another's"
-            had = sum(entry.rows for entry in entries)
+            had = sum(entry.rows - erased[str(entry.number)] for entry in entries)
             try:
                 has = sum(pq.read_metadata(path).num_rows for path in self.data_files(number))
             except (OSError, pa.ArrowException) as error:
@@ -214,10 +217,16 @@ class PreparedParquet:
     """Files of one batch in a directory of their own."""
 
     def __init__(
-        self, store: ParquetStore, aside: str, layout: Layout | None, written: list[WrittenFile]
+        self,
+        store: ParquetStore,
+        aside: str,
+        layout: Layout | None,
+        files: list[WrittenFile],
+        key: DigestKey | None = None,
     ) -> None:
-        self.rows = sum(file.rows for file in written)
-        self.digest: int | None = sum(file.digest for file in written) & MASK
+        self.rows = sum(file.rows for file in files)
+        self.digest: int | None = sum(file.digest for file in files) & MASK
+        self.written = written_of(files, None if layout is None else layout.columns, key)
         self._store = store
         self._aside = aside
         self._layout = layout
@@ -350,9 +359,9 @@ class ParquetSinkWriter(Sink):
             store.disk.create_directory(aside)
             self._open.append(aside)
         if batch.is_empty or layout is None:
-            return PreparedParquet(store, aside, layout, [])
+            return PreparedParquet(store, aside, layout, [], self.key)
         written = self._write(batch, projected(rows, layout.columns), aside)
-        return PreparedParquet(store, aside, layout, written)
+        return PreparedParquet(store, aside, layout, written, self.key)
 
     def _layout(self, held: Layout | None, rows: DataFrame) -> Layout:
         by = self._definition.partition_by
@@ -371,7 +380,8 @@ class ParquetSinkWriter(Sink):
         scratch = os.path.join(self.store.control, "scratch", batch.label)
         with explained(self.name, self.store.path):
             disk.create_directory(scratch)
-        files = FileSet(scratch, by, self._definition.file_bytes, self._definition.compression.lower(), disk)
+        definition = self._definition
+        files = FileSet(scratch, by, definition.file_bytes, definition.compression.lower(), disk, self.key)
         try:
             written = write_files(rows, files)
             reject_unreadable(self.name, rows, by, written, NAME_BYTES_MAX)

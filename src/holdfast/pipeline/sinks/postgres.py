@@ -37,7 +37,9 @@ from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry, Rejected
-from holdfast.pipeline.sinks import postgres_copy, postgres_sql
+from holdfast.pipeline.row_digest import MASK as CONTENT_MASK
+from holdfast.pipeline.sealing import Written, goes_on_from, resealed
+from holdfast.pipeline.sinks import postgres_copy, postgres_rules, postgres_sql
 from holdfast.pipeline.sinks.base import (
     Batch,
     Prepared,
@@ -51,8 +53,6 @@ from holdfast.pipeline.sinks.base import (
     SinkUnavailable,
 )
 from holdfast.pipeline.sinks.columns import (
-    check_columns,
-    check_json_keys,
     column_named,
     fitting_schema,
     stored_schema,
@@ -62,10 +62,8 @@ from holdfast.pipeline.sinks.postgres_sql import Target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
-ORDERED = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz"})
-"""Types of an `order`."""
 REASON_MAX = 500
 """Characters of what a table says against a row; it may repeat the row."""
 MERGE_MEMORY = "64MB"
@@ -83,12 +81,13 @@ class PreparedTable:
     schema: StructType | None
     attempts: dict[int, int]
     digest: int | None
+    written: Written | None = None
 
     def __post_init__(self) -> None:
         self.rows = sum(self.attempts.values())
 
-    def commit(self, entry: Entry) -> None:
-        self.sink.merge(self, entry)
+    def commit(self, entry: Entry) -> Entry:
+        return self.sink.merge(self, entry)
 
     def discard(self) -> None:
         if self.target is not None:
@@ -104,63 +103,8 @@ class PostgresSinkWriter(Sink):
         self._pipeline = pipeline
         self._connection: Connection | None = None
 
-    # Definition
-
     def check(self, rows: StructType) -> list[Problem]:
-        stored = {field.name: field.dataType for field in stored_schema(rows).fields}
-        problems = check_columns(rows) + check_json_keys(stored_schema(rows).fields)
-        problems += [
-            Problem("", f"column {name!r} is {kind.simpleString()}, which PostgreSQL has no type for")
-            for name, kind in stored.items()
-            if postgres_copy.postgres_type(kind) is None
-        ]
-        key, mode = self._definition.key, self._definition.mode
-        if mode == "upsert" and not key:
-            problems.append(Problem("key", "upsert needs the columns that make a row one of its own"))
-        if mode == "append" and key:
-            problems.append(Problem("key", "append keeps every row; a key is for `mode: upsert`"))
-        problems += [Problem("key", f"there is no column {name!r}") for name in key if name not in stored]
-        if mode == "upsert" and key and set(stored) - {LINEAGE} <= set(key):
-            problems.append(
-                Problem("key", "it names every column; rows that have nothing else need no upsert")
-            )
-        return problems + self._check_order(stored) + self._check_deletes(rows)
-
-    def _check_order(self, stored: Mapping[str, DataType]) -> list[Problem]:
-        """Values that Spark, PostgreSQL and the audit put in the same order."""
-        order = self._definition.order
-        if order is None:
-            return []
-        if order not in stored:
-            return [Problem("order", f"there is no column {order!r}")]
-        kind = stored[order].simpleString()
-        if kind.partition("(")[0] in ORDERED:
-            return []
-        return [
-            Problem(
-                "order", f"column {order!r} is {kind}; rows are ordered by whole numbers, decimals or times"
-            )
-        ]
-
-    def _check_deletes(self, rows: StructType) -> list[Problem]:
-        from pyspark.errors import AnalysisException, ParseException
-        from pyspark.sql import SparkSession
-
-        text = self._definition.delete_when
-        if text is None:
-            return []
-        if self._definition.mode != "upsert":
-            return [Problem("delete_when", "only `mode: upsert` deletes")]
-        spark = SparkSession.getActiveSession()
-        if spark is None:
-            return []
-        try:
-            kind = spark.createDataFrame([], rows).selectExpr(f"({text}) AS it").schema[0].dataType
-        except (AnalysisException, ParseException) as error:
-            return [Problem("delete_when", str(error).splitlines()[0])]
-        if kind.simpleString() != "boolean":
-            return [Problem("delete_when", f"it gives {kind.simpleString()}, and has to be true or false")]
-        return []
+        return postgres_rules.problems_of(self._definition, rows)
 
     # Life
 
@@ -232,9 +176,10 @@ class PostgresSinkWriter(Sink):
             if self._definition.delete_when is not None or self._has_rows(connection):
                 return None
             written = sql.SQL(
-                "SELECT 1 FROM {} WHERE pipeline = %s AND sink = %s AND entry->>'rows' <> '0' LIMIT 1"
+                "SELECT coalesce(bool_or(entry->>'rows' <> '0') AND NOT bool_or(entry ? 'erased'), false) "
+                "FROM {} WHERE pipeline = %s AND sink = %s"
             ).format(postgres_sql.ledger(self._definition.schema_name))
-            if connection.execute(written, (self._pipeline, self.name)).fetchone() is None:
+            if connection.execute(written, (self._pipeline, self.name)).fetchone() == (False,):
                 return None
         return f"the table {self._table} is empty, and the ledger says that rows were written to it"
 
@@ -275,9 +220,14 @@ class PostgresSinkWriter(Sink):
             )
             if (
                 definition.mode == "upsert"
-                and postgres_sql.LINEAGE_COLUMNS.keys() <= (self._columns(connection) or {}).keys()
+                and postgres_sql.LINEAGE_COLUMNS.keys() <= (there := self._columns(connection) or {}).keys()
             ):
-                connection.execute(postgres_sql.forget_places(definition.schema_name, definition.table))
+                has_digests = postgres_sql.CONTENT in there
+                connection.execute(
+                    postgres_sql.forget_places(
+                        definition.schema_name, definition.table, has_digests=has_digests
+                    )
+                )
 
     def close(self) -> None:
         if self._connection is not None:
@@ -288,6 +238,28 @@ class PostgresSinkWriter(Sink):
         """Take back what was staged; where the server is gone, the next `open` does."""
         with contextlib.suppress(SinkError), self._explained() as connection:
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(target.stage(stage)))
+
+    # Erasing
+
+    @contextlib.contextmanager
+    def erasing(self) -> Iterator[tuple[Connection, list[Entry], dict[str, str]]]:
+        """A transaction that sees one moment, with the ledger and the types of the table's columns."""
+        with self._explained() as connection, connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            for setting in ("TIME ZONE 'UTC'", "extra_float_digits = 1", "statement_timeout = 0"):
+                connection.execute(f"SET LOCAL {setting}")
+            found = connection.execute(
+                sql.SQL("SELECT entry FROM {} WHERE pipeline = %s AND sink = %s ORDER BY number").format(
+                    postgres_sql.ledger(self._definition.schema_name)
+                ),
+                (self._pipeline, self.name),
+            ).fetchall()
+            entries = [Entry.from_json(document) for (document,) in found]
+            yield connection, entries, self._columns(connection) or {}
+
+    def advance(self, connection: Connection, entry: Entry) -> None:
+        """Add an entry that no batch made, in the transaction at hand."""
+        self._advance(connection, PreparedTable(self, None, "", None, {}, None), entry)
 
     # Batches
 
@@ -303,20 +275,45 @@ class PostgresSinkWriter(Sink):
             known = self._newest(connection, "columns")
             held = None if known is None else StructType.fromJson(known)
             if batch.is_empty:
-                return PreparedTable(self, None, "", held, {}, 0)
+                has_content = self.key is not None and self._has_content(connection)
+                return PreparedTable(self, None, "", held, {}, 0, Written(0, {}) if has_content else None)
             schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
             target = self._target(connection, schema)
             stage = postgres_sql.stage_name(self._pipeline, self.name, batch.label)
             connection.execute(target.create_stage(stage))
+        digesting = self._digesting(schema, target)
         try:
-            reports = self._copy(rows, schema, target, stage)
+            reports = self._copy(rows, schema, target, stage, digesting)
             attempts = {row["attempt"]: row["rows"] for row in reports}
             self._reject_untaken(target, stage, list(attempts))
         except RowsRejected:
             self.drop(target, stage)
             raise
         digest = sum(int(row["digest"]) for row in reports) & MASK
-        return PreparedTable(self, target, stage, schema, attempts, digest)
+        written = None
+        if digesting is not None:
+            content = sum(int(row["content"]) for row in reports) & CONTENT_MASK
+            written = Written(content, digesting.columns)
+        return PreparedTable(self, target, stage, schema, attempts, digest, written)
+
+    def _has_content(self, connection: Connection) -> bool:
+        """Whether digests of rows are of use: of an upsert, they stand in the table."""
+        there = self._columns(connection)
+        return self._definition.mode != "upsert" or there is None or postgres_sql.CONTENT in there
+
+    def _digesting(self, schema: StructType, target: Target) -> postgres_copy.Digesting | None:
+        """Over the columns that come back from the table as they were written."""
+        if self.key is None or (target.key and not target.keeps_digests):
+            return None
+        columns = {
+            field.name: field.dataType.simpleString()
+            for field in schema.fields
+            if field.name != LINEAGE
+            and postgres_copy.comes_back(
+                target.columns[field.name], postgres_copy.postgres_type(field.dataType) or ""
+            )
+        }
+        return postgres_copy.Digesting(self.key, columns, target.keeps_digests)
 
     def _target(self, connection: Connection, schema: StructType) -> Target:
         """The table with its columns as they are, or will be."""
@@ -347,6 +344,8 @@ class PostgresSinkWriter(Sink):
             )
         definition = self._definition
         key = definition.key if definition.mode == "upsert" else ()
+        if key and (postgres_sql.CONTENT in there if there is not None else self.key is not None):
+            columns[postgres_sql.CONTENT] = postgres_sql.CONTENT_TYPE
         has_deletes = bool(key) and definition.delete_when is not None
         return Target(definition.schema_name, definition.table, columns, key, has_deletes, definition.order)
 
@@ -378,7 +377,14 @@ class PostgresSinkWriter(Sink):
         ).fetchall()
         return {str(name): str(kind) for name, kind in found}
 
-    def _copy(self, rows: DataFrame, schema: StructType, target: Target, stage: str) -> list[Any]:
+    def _copy(
+        self,
+        rows: DataFrame,
+        schema: StructType,
+        target: Target,
+        stage: str,
+        digesting: postgres_copy.Digesting | None,
+    ) -> list[Any]:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions
 
@@ -389,6 +395,8 @@ class PostgresSinkWriter(Sink):
             functions.expr(self._definition.delete_when or "false"), functions.lit(False)
         )
         for name in target.columns:
+            if name == postgres_sql.CONTENT:
+                continue
             if name in postgres_sql.LINEAGE_COLUMNS:
                 columns.append(functions.col(f"{LINEAGE}.{name.removeprefix('_hf_')}").alias(name))
                 continue
@@ -405,7 +413,7 @@ class PostgresSinkWriter(Sink):
             statement = target.copy(stage).as_string(connection)
 
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return postgres_copy.copy_task(batches, url, statement)
+            return postgres_copy.copy_task(batches, url, statement, digesting)
 
         try:
             return map_in_arrow(rows.select(*columns), task, postgres_copy.REPORT).collect()
@@ -414,17 +422,19 @@ class PostgresSinkWriter(Sink):
             if told is None:
                 raise
             if isinstance(told, postgres_copy.NotTaken):
-                rejected = self._rejected(rows.select(*columns), statement)
+                rejected = self._rejected(rows.select(*columns), statement, digesting)
                 if rejected:
                     raise RowsRejected(rejected) from error
             raise told from error
 
-    def _rejected(self, rows: DataFrame, statement: str) -> list[Rejected]:
+    def _rejected(
+        self, rows: DataFrame, statement: str, digesting: postgres_copy.Digesting | None
+    ) -> list[Rejected]:
         """The rows that the server does not take, each found by halving."""
         url = self._definition.url
 
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return postgres_copy.rejected_task(batches, url, statement)
+            return postgres_copy.rejected_task(batches, url, statement, digesting)
 
         found = map_in_arrow(rows, task, postgres_copy.REJECTED_REPORT).collect()
         return [
@@ -467,14 +477,17 @@ class PostgresSinkWriter(Sink):
         if found:
             raise RowsRejected(found)
 
-    def merge(self, prepared: PreparedTable, entry: Entry) -> None:
-        """Everything becomes visible in one transaction, or nothing does."""
+    def merge(self, prepared: PreparedTable, entry: Entry) -> Entry:
+        """Everything becomes visible in one transaction, or nothing does; the entry, as it was committed."""
         try:
             with self._explained() as connection, connection.transaction():
+                document = self._newest(connection, "entry")
                 self._advance(connection, prepared, entry)
                 if prepared.target is not None:
                     self._verify(connection, prepared, prepared.target)
-                    self._change(connection, prepared, prepared.target)
+                    previous = None if document is None else Entry.from_json(document)
+                    return self._change(connection, prepared, prepared.target, entry, previous)
+                return entry
         except SinkError as error:
             cause = error.__cause__
             if isinstance(cause, errors.UniqueViolation) and cause.diag.table_name == "holdfast_ledger":
@@ -529,10 +542,33 @@ class PostgresSinkWriter(Sink):
                     "was restarted in between. Nothing was committed; run again"
                 )
 
-    def _change(self, connection: Connection, prepared: PreparedTable, target: Target) -> None:
+    def _change(
+        self,
+        connection: Connection,
+        prepared: PreparedTable,
+        target: Target,
+        entry: Entry,
+        previous: Entry | None,
+    ) -> Entry:
         self._make_room(connection, target)
-        self._merge(connection, target, prepared.stage, list(prepared.attempts))
+        is_sealed = target.keeps_digests and entry.content is not None and self.key is not None
+        if is_sealed and not goes_on_from(entry, previous):
+            connection.execute(postgres_sql.forget_digests(target.schema, target.table))
+        sums = self._merge(connection, target, prepared.stage, list(prepared.attempts))
+        if is_sealed and self.key is not None:
+            entry = resealed(entry, previous, *sums, self.key)
+            self._replace(connection, entry)
         connection.execute(sql.SQL("DROP TABLE {}").format(target.stage(prepared.stage)))
+        return entry
+
+    def _replace(self, connection: Connection, entry: Entry) -> None:
+        """The entry of this transaction, completed by what the merge has told."""
+        connection.execute(
+            sql.SQL("UPDATE {} SET entry = %s WHERE pipeline = %s AND sink = %s AND number = %s").format(
+                postgres_sql.ledger(self._definition.schema_name)
+            ),
+            (Jsonb(entry.as_json()), self._pipeline, self.name, entry.number),
+        )
 
     def _make_room(self, connection: Connection, target: Target) -> None:
         """The table has every column."""
@@ -549,9 +585,12 @@ class PostgresSinkWriter(Sink):
         target: Target,
         stage: str,
         attempts: list[int],
-    ) -> None:
+    ) -> tuple[int, int]:
+        """The sums of the digests that came and went, where the table has them."""
         try:
-            connection.execute(target.merge(stage), {"attempts": attempts})
+            done = connection.execute(target.merge(stage), {"attempts": attempts})
+            came, went = (done.fetchone() if target.keeps_digests else None) or (0, 0)
+            return int(came), int(went)
         except errors.InvalidColumnReference as error:
             raise SinkError(
                 f"sink {self.name!r}: {self._table} has no primary key or unique constraint on "

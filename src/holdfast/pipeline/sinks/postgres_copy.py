@@ -16,7 +16,8 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from holdfast.pipeline.digest import MASK
+from holdfast.pipeline.row_digest import DigestKey, Digests, from_database, hasher_of, total
 from holdfast.pipeline.sinks.base import SinkError, SinkUnavailable
 from holdfast.pipeline.sinks.columns import JSON_OPTIONS
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 ENCODING = "UTF8"
 """In which rows are copied, whatever the database keeps text in: the server converts, or rejects the row."""
-REPORT = "attempt long, rows long, digest string"
+REPORT = "attempt long, rows long, digest string, content string"
 REJECTED_REPORT = "topic string, partition int, offset long, why string"
 REJECTED = pa.schema(
     {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "why": pa.string()}
@@ -63,13 +65,33 @@ def connect(url: str, **options: Any) -> Connection:
     return psycopg.connect(url, connect_timeout=CONNECT_SECONDS, client_encoding=ENCODING, **options)
 
 
-def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True)
+class Digesting:
+    """How tasks take the digests of rows."""
+
+    key: DigestKey
+    columns: Mapping[str, str]
+    """By name, the types that they have for Spark."""
+    is_kept: bool
+    """Each row has its own beside it, in a last column."""
+
+    def of(self, batch: pa.RecordBatch) -> Digests:
+        places = batch.column(0)
+        return hasher_of(self.key).digests(
+            {name: from_database(batch.column(name), kind) for name, kind in self.columns.items()},
+            dict(zip((each.name for each in places.type), places.flatten(), strict=True)),
+        )
+
+
+def copy_task(
+    batches: Iterable[pa.RecordBatch], url: str, statement: str, digesting: Digesting | None = None
+) -> Iterator[pa.RecordBatch]:
     """What one task does: copies its rows in a transaction of its own, then reports them."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     attempt = 0 if context is None else context.taskAttemptId()
-    rows, digest = 0, 0
+    rows, digest, content = 0, 0, 0
     connection: Connection | None = None
     try:
         with contextlib.ExitStack() as stack:
@@ -83,9 +105,12 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
                         "SET synchronous_commit = off"
                     )  # an unlogged table has nothing to wait for
                     copy = stack.enter_context(connection.cursor().copy(statement.encode()))
-                copy.write(_tagged(batch, attempt))
+                digests = None if digesting is None else digesting.of(batch)
+                is_kept = digesting is not None and digesting.is_kept
+                copy.write(_tagged(batch, attempt, digests if is_kept else None))
                 rows += batch.num_rows
                 digest += digest_of_lineage(batch.column(0))
+                content += 0 if digests is None else total(digests)
         if connection is not None:
             connection.commit()
     except psycopg.Error as error:
@@ -98,16 +123,23 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
     finally:
         if connection is not None:
             connection.close()
-    yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows, "digest": str(digest & MASK)}])
+    counted = {"rows": rows, "digest": str(digest & MASK), "content": str(content)}
+    yield pa.RecordBatch.from_pylist([{"attempt": attempt, **counted}])
 
 
-def _tagged(batch: pa.RecordBatch, attempt: int) -> bytes:
-    """What is copied of rows: all but their lineage, behind the attempt they belong to."""
+def _tagged(batch: pa.RecordBatch, attempt: int, digests: Digests | None = None) -> bytes:
+    """What is copied of rows: all but their lineage, behind the attempt they belong to; then their digests."""
     tag = pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows)
-    return as_csv(batch.select(batch.schema.names[1:]).add_column(0, "attempt", tag))
+    tagged = batch.select(batch.schema.names[1:]).add_column(0, "attempt", tag)
+    if digests is not None:
+        numbers = [str(low | high << 64) for low, high in digests.tolist()]
+        tagged = tagged.append_column("digest", pa.array(numbers, pa.string()))
+    return as_csv(tagged)
 
 
-def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> Iterator[pa.RecordBatch]:
+def rejected_task(
+    batches: Iterable[pa.RecordBatch], url: str, statement: str, digesting: Digesting | None = None
+) -> Iterator[pa.RecordBatch]:
     """What one task does to find the rows that the server does not take: it copies parts, and takes them all back."""
     found: list[tuple[Any, str]] = []
 
@@ -117,7 +149,10 @@ def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -
                 connection.transaction(force_rollback=True),
                 connection.cursor().copy(statement.encode()) as copy,
             ):
-                copy.write(_tagged(part, 0))
+                is_kept = digesting is not None and digesting.is_kept
+                copy.write(
+                    _tagged(part, 0, digesting.of(part) if digesting is not None and is_kept else None)
+                )
         except OF_ROWS as error:
             if part.num_rows == 1:
                 found.append((part.column(0)[0].as_py(), f"{first_line(error)}{_where(error, part)}"))
@@ -230,6 +265,13 @@ def is_fitting(held: str, wanted: str) -> bool:
         return False
     scale, wanted_scale = ((*each, 0)[1] if each else 0 for each in (sizes, wanted_sizes))
     return base != "numeric" or scale >= wanted_scale
+
+
+def comes_back(held: str, wanted: str) -> bool:
+    """Whether a column of the type `held` prints values meant for `wanted` as they were written, but for spelling."""
+    base, family = _parts(held)[0], _parts(wanted)[0]
+    alike = {"text": ("text", "character varying"), "jsonb": ("jsonb", "json", "text")}
+    return base in alike.get(family, (family,))
 
 
 def _parts(printed: str) -> tuple[str, tuple[int, ...]]:

@@ -15,6 +15,9 @@ LINEAGE_COLUMNS: Mapping[str, str] = {
     "_hf_offset": "bigint",
     "_hf_index": "integer",
 }
+CONTENT = "_hf_content"
+"""The digest of a row of an upsert (`holdfast.pipeline.row_digest`), where its table has this column."""
+CONTENT_TYPE = "numeric(39,0)"
 ATTEMPT = "_hf_attempt"
 DELETE = "_hf_delete"
 STAGE_PREFIX = "holdfast_stage"
@@ -68,6 +71,10 @@ class Target:
     def name(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.table)
 
+    @property
+    def keeps_digests(self) -> bool:
+        return CONTENT in self.columns
+
     def create(self) -> sql.Composed:
         parts = typed(self.columns)
         if self.key:
@@ -92,7 +99,9 @@ class Target:
         return sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(self.stage(name), typed(columns))
 
     def copy(self, name: str) -> sql.Composed:
-        columns = [ATTEMPT, *self.columns, *([DELETE] if self.has_deletes else [])]
+        columns = [ATTEMPT, *(name for name in self.columns if name != CONTENT)]
+        columns += [DELETE] if self.has_deletes else []
+        columns += [CONTENT] if self.keeps_digests else []  # tasks add it, behind what Spark gives them
         return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self.stage(name), names(columns))
 
     def count(self, name: str) -> sql.Composed:
@@ -136,35 +145,52 @@ class Target:
             "last AS MATERIALIZED (SELECT DISTINCT ON ({key}) * FROM {stage} WHERE {attempt} = ANY(%(attempts)s) "
             "ORDER BY {key}, {order}, _hf_partition DESC, _hf_offset DESC, _hf_index DESC)"
         ).format(key=names(self.key), stage=self.stage(name), attempt=sql.Identifier(ATTEMPT), order=by_order)
-        steps: list[sql.Composable] = [last]
-        only: sql.Composable = sql.SQL("")
-        if self.has_deletes:
-            same = sql.SQL(" AND ").join(
-                sql.SQL("held.{0} = last.{0}").format(sql.Identifier(column)) for column in self.key
-            )
-            steps.append(
-                sql.SQL("gone AS (DELETE FROM {} AS held USING last WHERE last.{} AND {} AND {})").format(
-                    self.name, sql.Identifier(DELETE), same, self._not_older("last")
-                )
-            )
-            only = sql.SQL(" WHERE NOT {}").format(sql.Identifier(DELETE))
+        same = sql.SQL(" AND ").join(
+            sql.SQL("held.{0} = last.{0}").format(sql.Identifier(column)) for column in self.key
+        )
+        stays = sql.SQL("NOT last.{}").format(sql.Identifier(DELETE)) if self.has_deletes else sql.SQL("true")
         changes = sql.SQL(", ").join(
             sql.SQL("{0} = excluded.{0}").format(sql.Identifier(column))
             for column in columns
             if column not in self.key
         )
-        return sql.SQL(
-            "WITH {} INSERT INTO {} AS held ({}) SELECT {} FROM last{} ON CONFLICT ({}) DO UPDATE SET {} WHERE {}"
+        put = sql.SQL(
+            "INSERT INTO {} AS held ({}) SELECT {} FROM last WHERE {} ON CONFLICT ({}) DO UPDATE SET {} WHERE {}"
         ).format(
-            sql.SQL(", ").join(steps),
             self.name,
             names(columns),
             names(columns),
-            only,
+            stays,
             names(self.key),
             changes,
             self._not_older("excluded"),
         )
+        gone = sql.SQL("DELETE FROM {} AS held USING last WHERE NOT ({}) AND {} AND {}").format(
+            self.name, stays, same, self._not_older("last")
+        )
+        steps = [last, *([sql.SQL("gone AS ({})").format(gone)] if self.has_deletes else [])]
+        if not self.keeps_digests:
+            return sql.SQL("WITH {} {}").format(sql.SQL(", ").join(steps), put)
+        return self._with_digests(last, put, gone if self.has_deletes else None, same)
+
+    def _with_digests(
+        self, last: sql.Composed, put: sql.Composed, gone: sql.Composed | None, same: sql.Composed
+    ) -> sql.Composed:
+        """The same, telling the sum of the digests that came, and of those that went: rows replaced or deleted. All
+        parts of a statement see the table as it was before it."""
+        went = sql.SQL("SELECT held.{} FROM {} AS held, last WHERE {} AND {}").format(
+            sql.Identifier(CONTENT), self.name, same, self._not_older("last")
+        )
+        back = sql.SQL("{} RETURNING held.{}")
+        steps = [
+            last,
+            sql.SQL("went AS MATERIALIZED ({})").format(went),
+            sql.SQL("came AS ({})").format(back.format(put, sql.Identifier(CONTENT))),
+            *([sql.SQL("gone AS ({})").format(gone)] if gone is not None else []),
+        ]
+        return sql.SQL(
+            "WITH {0} SELECT (SELECT coalesce(sum({1}), 0) FROM came), (SELECT coalesce(sum({1}), 0) FROM went)"
+        ).format(sql.SQL(", ").join(steps), sql.Identifier(CONTENT))
 
     def _not_older(self, new: str) -> sql.Composable:
         """The row in the table is not from this place or a later one of the same partition; or, by `order`, it is less,
@@ -183,10 +209,19 @@ class Target:
         ).format(order=sql.Identifier(self.order), new=sql.SQL(new))
 
 
-def forget_places(schema: str, table: str) -> sql.Composed:
-    """Rows stand before every place from now on: whatever comes for their keys takes over."""
-    return sql.SQL("UPDATE {} SET _hf_offset = -1, _hf_index = -1 WHERE _hf_offset >= 0").format(
-        sql.Identifier(schema, table)
+def forget_places(schema: str, table: str, *, has_digests: bool) -> sql.Composed:
+    """Rows stand before every place from now on: whatever comes for their keys takes over. Their digests, which are
+    over the places too, go."""
+    digests = sql.SQL(", {} = NULL").format(sql.Identifier(CONTENT)) if has_digests else sql.SQL("")
+    return sql.SQL("UPDATE {} SET _hf_offset = -1, _hf_index = -1{} WHERE _hf_offset >= 0").format(
+        sql.Identifier(schema, table), digests
+    )
+
+
+def forget_digests(schema: str, table: str) -> sql.Composed:
+    """Those of another key."""
+    return sql.SQL("UPDATE {0} SET {1} = NULL WHERE {1} IS NOT NULL").format(
+        sql.Identifier(schema, table), sql.Identifier(CONTENT)
     )
 
 

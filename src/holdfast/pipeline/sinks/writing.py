@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -28,6 +28,9 @@ from holdfast.pipeline.core.frames import map_in_arrow
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Rejected
+from holdfast.pipeline.row_digest import MASK as CONTENT_MASK
+from holdfast.pipeline.row_digest import DigestKey, RowHasher, hasher_of, total
+from holdfast.pipeline.sealing import Written
 from holdfast.pipeline.sinks.base import RowsRejected, SinkError
 from holdfast.pipeline.sinks.columns import column_named, rejected_where
 from holdfast.pipeline.sinks.files import Disk
@@ -35,11 +38,12 @@ from holdfast.pipeline.sinks.lineage import digest_of_lineage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 ROW_GROUP_ROWS = 256 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 """A row group is held in memory, decoded: this bounds a worker, whatever the width of a row."""
-REPORT = "path string, rows long, bytes long, digest string, partition string"
+REPORT = "path string, rows long, bytes long, digest string, partition string, content string"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What Hive, Spark and Arrow call the directory of rows whose column is null."""
 NAME_BYTES_MAX = 255
@@ -56,6 +60,8 @@ class FileSet:
     file_bytes: int = 128 * 1024 * 1024
     compression: str = "snappy"
     disk: Disk = field(default_factory=Disk)
+    key: DigestKey | None = None
+    """Of the digests of rows; nothing: none are taken."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class WrittenFile:
     digest: int
     partition: tuple[str | None, ...] = ()
     """The values of the columns it is partitioned by, in Spark's words for them."""
+    content: int = 0
+    """The sum of the digests of its rows."""
 
     def folder(self, partition_by: tuple[str, ...]) -> str:
         """The directory for these values, as Hive and Spark name it: `country=nl/day=2026-01-01`."""
@@ -131,6 +139,7 @@ def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
             row["bytes"],
             int(row["digest"]),
             tuple(json.loads(row["partition"])),
+            int(row["content"]),
         )
         for row in found
     ]
@@ -176,7 +185,12 @@ def write_task(batches: Iterable[pa.RecordBatch], files: FileSet) -> Iterator[pa
     if done:
         yield pa.RecordBatch.from_pylist(
             [
-                {**asdict(file), "digest": str(file.digest), "partition": json.dumps(file.partition)}
+                {
+                    **asdict(file),
+                    "digest": str(file.digest),
+                    "partition": json.dumps(file.partition),
+                    "content": str(file.content),
+                }
                 for file in done
             ]
         )
@@ -217,8 +231,14 @@ class FileWriter:
         self._handle: IO[bytes] | None = None
         self._writer: Any = None
         self._done: list[WrittenFile] = []
+        self._hasher = None if files.key is None else hasher_of(files.key)
+        self._content = 0
+        """Of the rows that are in the file, or wait for it."""
 
     def add(self, batch: pa.RecordBatch) -> None:
+        if self._hasher is not None:
+            constants = dict(zip(self._files.partition_by, self.partition, strict=True))
+            self._content += content_of(self._hasher, batch, constants)
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         self._waiting_bytes += batch.nbytes
@@ -263,7 +283,34 @@ class FileWriter:
         self._files.disk.flush_file(path)
         rows, digest = lineage_of(path, self._files.disk)
         size = self._files.disk.size(path)
-        self._done.append(WrittenFile(self._name, rows, size, digest, self.partition))
+        self._done.append(
+            WrittenFile(self._name, rows, size, digest, self.partition, self._content & CONTENT_MASK)
+        )
+        self._content = 0
+
+
+def content_of(
+    hasher: RowHasher, batch: pa.RecordBatch, constants: Mapping[str, str | None] | None = None
+) -> int:
+    """The sum of the digests of these rows: all columns, those of `constants` too, under their lineage."""
+    places = batch.column(batch.schema.get_field_index(LINEAGE))
+    lineage = dict(zip((each.name for each in places.type), places.flatten(), strict=True))
+    columns = {name: batch.column(at) for at, name in enumerate(batch.schema.names) if name != LINEAGE}
+    return total(hasher.digests(columns, lineage, constants))
+
+
+def written_of(
+    files: Iterable[WrittenFile], schema: StructType | None, key: DigestKey | None
+) -> Written | None:
+    """What these files hold, for the ledger; nothing without a key."""
+    if key is None:
+        return None
+    columns = {} if schema is None else column_types(schema)
+    return Written(sum(file.content for file in files) & CONTENT_MASK, columns)
+
+
+def column_types(schema: StructType) -> dict[str, str]:
+    return {each.name: each.dataType.simpleString() for each in schema.fields if each.name != LINEAGE}
 
 
 def lineage_of(path: str, disk: Disk) -> tuple[int, int]:

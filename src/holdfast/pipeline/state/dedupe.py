@@ -5,16 +5,16 @@ it, in this batch or an earlier one, has an event time less than `within` away; 
 where a key stays in its partition it does not matter how the log was cut into batches.
 
 - A row is late when its time plus `within` is at or before its own watermark: it is not judged any more, and goes
-  neither on nor into the memory. One that is not late can meet a row `within` older than itself, so the memory keeps
+  neither on nor into the state. One that is not late can meet a row `within` older than itself, so the state keeps
   what went on for twice `within`. What it has let go of lies further from every row that can still be judged.
 - A row without a key (no `hf-id` among its headers, or nothing but nulls in the key's columns, as in a tombstone) has
   nothing to be compared with: it goes on. A single null in a key of several columns is a value like any other.
 - Keys are compared as they are. A hash of them only finds those that may be equal.
 
-What a batch reads and writes: narrow columns of its rows are written down once; of the memory, what lies within
+What a batch reads and writes: narrow columns of its rows are written down once; of the state, what lies within
 `within` of the batch's rows is scanned and compared by hash; of a batch that is not small, only rows that share a hash
-with the memory or with each other are judged one by one, in sorted order, in Python. Only duplicates are written down:
-what goes on is everything else. Those that went on are a new segment of the memory.
+with the state or with each other are judged one by one, in sorted order, in Python. Only duplicates are written down:
+what goes on is everything else. Those that went on are a new segment of the state.
 
 Times are whole milliseconds.
 """
@@ -78,7 +78,7 @@ FLOATING: Final = frozenset({"float", "double"})
 
 @dataclass(frozen=True)
 class _Key:
-    """One column of the key: its name in the memory, its type there, and SQL for it over the rows and over itself."""
+    """One column of the key: its name in the state, its type there, and SQL for it over the rows and over itself."""
 
     name: str
     type: str
@@ -93,7 +93,7 @@ class _Key:
 class DedupeOperator:
     """One `dedupe` step."""
 
-    is_tap = False
+    has_own_rows = False
 
     def __init__(self, step: Dedupe) -> None:
         self.name = step.name
@@ -116,7 +116,7 @@ class DedupeOperator:
         if verdict.passed.rows > verdict.dead:
             added = write_segment(context, self.name, self._remembered(judged, verdict, keys, context))
             segments = segments if added is None else (*segments, added)
-        segments = merged(context, self.name, _memory_ddl(keys), segments)
+        segments = merged(context, self.name, _state_ddl(keys), segments)
         taken = verdict.passed + found[KEYLESS].tally
         route = self._route_sql(keys)
         return OperatorResult(
@@ -135,12 +135,12 @@ class DedupeOperator:
     ) -> _Verdict:
         if not given.tally.rows:
             return _Verdict(Tally(), Tally(), 0, None)
-        memory = context.frame(
-            _memory_ddl(keys),
+        remembered = context.frame(
+            _state_ddl(keys),
             until_above=_greatest(context.watermark_ms, given.low_ms + (REACH - 1) * self._within_ms),
             until_to=given.high_ms + (REACH + 1) * self._within_ms - 1,
         )
-        doubles = self._duplicates(judged, given.tally.rows, memory, keys, context)
+        doubles = self._duplicates(judged, given.tally.rows, remembered, keys, context)
         # Asked only where the answer can be yes: a query with another number in it is compiled anew for each batch.
         dead, dead_to_ms = "false", context.next_watermark_ms
         if dead_to_ms is not None and given.low_ms + REACH * self._within_ms <= dead_to_ms:
@@ -150,7 +150,7 @@ class DedupeOperator:
     def _remembered(
         self, judged: DataFrame, verdict: _Verdict, keys: Sequence[_Key], context: OperatorContext
     ) -> DataFrame:
-        """What the memory gets: those that went on and can still matter."""
+        """What the state gets: those that went on and can still matter."""
         until = f"_t + {REACH * self._within_ms}L AS _until"
         fresh = verdict.others(judged, PLACE_COLUMNS).selectExpr(*(key.quoted for key in keys), "_t", until)
         return fresh.where(f"_until > {context.next_watermark_ms}L") if verdict.dead else fresh
@@ -206,12 +206,12 @@ class DedupeOperator:
         self,
         judged: DataFrame,
         count: int,
-        memory: DataFrame | None,
+        remembered: DataFrame | None,
         keys: Sequence[_Key],
         context: OperatorContext,
     ) -> DataFrame:
         """The places of rows that are duplicates."""
-        known = None if memory is None else self._known(judged, count, memory, keys, context)
+        known = None if remembered is None else self._known(judged, count, remembered, keys, context)
         suspected = judged
         if count > SIFTED_ROWS_MIN:
             hashes = judged.groupBy("_h").count().where("count > 1").select("_h")
@@ -230,13 +230,13 @@ class DedupeOperator:
         self,
         judged: DataFrame,
         count: int,
-        memory: DataFrame,
+        remembered: DataFrame,
         keys: Sequence[_Key],
         context: OperatorContext,
     ) -> DataFrame:
-        """What the memory has under a hash of the batch."""
+        """What the state has under a hash of the batch."""
         names = [key.quoted for key in keys]
-        hashed = memory.selectExpr(f"xxhash64({', '.join(names)}) AS _h", "_t", *names)
+        hashed = remembered.selectExpr(f"xxhash64({', '.join(names)}) AS _h", "_t", *names)
         hits = hashed.join(_small(judged.select("_h"), count), "_h", "left_semi")
         ddl = f"_h bigint, _t bigint, {_columns_ddl(keys)}"
         return _written_down(hits, self._scratch(context, "known"), ddl)
@@ -274,7 +274,7 @@ class Chain:
 
 
 def _judge(within_ms: int, key_count: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of rows sorted by hash, key, those of the memory before new ones, and place: the places of duplicates."""
+    """Of rows sorted by hash, key, those of the state before new ones, and place: the places of duplicates."""
     import pyarrow as pa
 
     last: tuple[Any, ...] | None = None
@@ -327,7 +327,7 @@ class _Verdict:
     passed: Tally
     doubled: Tally
     dead: int
-    """Of those that passed, how many the memory need not keep at all."""
+    """Of those that passed, how many the state need not keep at all."""
     doubles: DataFrame | None
     """The places of duplicates; None without any."""
 
@@ -364,7 +364,7 @@ def _count_judged(judged: DataFrame, doubles: DataFrame, dead: str) -> _Verdict:
 
 
 def _count_expired(context: OperatorContext) -> int:
-    """Rows that the memory lets go of between the watermark of the batch's start and that of its end."""
+    """Rows that the state lets go of between the watermark of the batch's start and that of its end."""
     if context.next_watermark_ms is None:
         return 0
     over = context.frame(
@@ -384,7 +384,7 @@ def _columns_ddl(keys: Sequence[_Key]) -> str:
     return ", ".join(f"{key.quoted} {key.type}" for key in keys)
 
 
-def _memory_ddl(keys: Sequence[_Key]) -> str:
+def _state_ddl(keys: Sequence[_Key]) -> str:
     return f"{_columns_ddl(keys)}, _t bigint, _until bigint"
 
 

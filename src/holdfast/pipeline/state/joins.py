@@ -9,7 +9,7 @@ do not matter.
   older than itself, so rows are remembered for twice `within`.
 - `kind: left`: a left row that nothing can come for any more (its time plus twice `within` is at or before the
   watermark where the batch ends) and nothing came for leaves alone, with nulls for the right. Whether something came is
-  looked up once more among the right rows, which stay for three times `within` for that; so the memory is a function of
+  looked up once more among the right rows, which stay for three times `within` for that; so the state is a function of
   the rows, and has no marks that depend on batches.
 - A row with a null in its key meets nothing.
 - Of a row only what `select` names is remembered.
@@ -70,7 +70,7 @@ class _Form:
     left: StructType
     """Of a left row, what is remembered as `l`."""
     right: StructType
-    memory: StructType
+    state: StructType
     output: StructType
 
     @property
@@ -81,7 +81,7 @@ class _Form:
 class JoinOperator:
     """One `join` step, whose sides are SQL conditions over the rows."""
 
-    is_tap = True
+    has_own_rows = True
 
     def __init__(self, step: Join) -> None:
         self.name = step.name
@@ -109,7 +109,7 @@ class JoinOperator:
         out, count = self._output(segment, form, context)
         expired = _count_expired(segment, context)
         known = context.state.segments
-        segments = merged(context, self.name, form.memory, known if segment is None else (*known, segment))
+        segments = merged(context, self.name, form.state, known if segment is None else (*known, segment))
         return OperatorResult(
             rows=out,
             state=replace(context.state, segments=segments),
@@ -148,7 +148,7 @@ class JoinOperator:
         sums = hashed.groupBy("route").agg(*map(f.expr, tally_sql("hash")))
         return _Counted(**{row["route"]: tally_of(row) for row in sums.collect()})
 
-    # -------------------------------------------------------------------- the memory
+    # -------------------------------------------------------------------- the state
 
     def _to_remember(self, rows: DataFrame, form: _Form) -> DataFrame:
         """Rows of either side that are not late, once for each side they are on."""
@@ -181,7 +181,7 @@ class JoinOperator:
         parts = []
         new = None
         if segment is not None:
-            new = context.store.frame(context.spark, [segment], form.memory)
+            new = context.store.frame(context.spark, [segment], form.state)
             assert new is not None
             parts += self._new_pairs(new, segment, form, context)
         # A row that is new cannot close where the watermark stands still: it would have been late.
@@ -198,14 +198,14 @@ class JoinOperator:
     def _new_pairs(
         self, new: DataFrame, segment: Segment, form: _Form, context: OperatorContext
     ) -> list[DataFrame]:
-        # The new rows' times, as far as the segment's limits tell: of the memory, what is near them is read.
+        # The new rows' times, as far as the segment's limits tell: of the state, what is near them is read.
         first_ms = segment.low_ms - max(self._lives_ms(LEFT), self._lives_ms(RIGHT))
         last_ms = segment.high_ms - min(self._lives_ms(LEFT), self._lives_ms(RIGHT))
         nearest = first_ms - self._within_ms + min(self._lives_ms(LEFT), self._lives_ms(RIGHT)) - 1
         furthest = last_ms + self._within_ms + max(self._lives_ms(LEFT), self._lives_ms(RIGHT))
         watermark_ms = context.watermark_ms
         above = nearest if watermark_ms is None else max(nearest, watermark_ms)
-        old = context.frame(form.memory, until_above=above, until_to=furthest)
+        old = context.frame(form.state, until_above=above, until_to=furthest)
         pairs = [self._pairs(new, new, form)]
         if old is not None:
             pairs += [self._pairs(new, old, form), self._pairs(old, new, form)]
@@ -222,7 +222,7 @@ class JoinOperator:
 
         # A right row that a closing left one met is at most `within` later, and remembered for so much longer.
         reach_ms = closed_ms - self._lives_ms(LEFT) + self._within_ms + self._lives_ms(RIGHT)
-        old = context.frame(form.memory, until_above=context.watermark_ms, until_to=reach_ms)
+        old = context.frame(form.state, until_above=context.watermark_ms, until_to=reach_ms)
         known = old if new is None else new if old is None else old.unionAll(new)
         if known is None:
             return []
@@ -308,8 +308,8 @@ class JoinOperator:
             )
             left, right = self._payload(rows, "l"), self._payload(rows, "r")
             self._check_select(spark, left, right)
-            form = _Form(keys, left, right, _memory_type(typed.schema, left, right), rows)
-            remembered = spark.createDataFrame([], form.memory)
+            form = _Form(keys, left, right, _state_type(typed.schema, left, right), rows)
+            remembered = spark.createDataFrame([], form.state)
             made = self._pairs(remembered, remembered, form)
             return replace(form, output=made.selectExpr(*self._narrow(0, "0"), *self._own_names).schema)
         except StepError:
@@ -363,7 +363,7 @@ class _Counted:
 
 
 def _count_expired(segment: Segment | None, context: OperatorContext) -> int:
-    """Rows that the memory lets go of in this batch, those included that it need not take at all."""
+    """Rows that the state lets go of in this batch, those included that it need not take at all."""
     if context.next_watermark_ms is None:
         return 0
     to_ms = context.next_watermark_ms
@@ -373,7 +373,7 @@ def _count_expired(segment: Segment | None, context: OperatorContext) -> int:
     return sum(frame.count() for frame in over if frame is not None)
 
 
-def _memory_type(keys: StructType, left: StructType, right: StructType) -> StructType:
+def _state_type(keys: StructType, left: StructType, right: StructType) -> StructType:
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
     return StructType(

@@ -1,8 +1,8 @@
 """Keyed state: a Python function that remembers something for each key (`holdfast.pipeline.keyed` is its side of it).
 
-A turn is one job. Rows are dealt by the hash of their key into buckets and sorted there; workers look their keys up in
-the bucket's files, call the function and write rows and new versions of keys (`keyed_worker`, `keyed_files`). A file
-counts only when its worker's report names it, so a task that ran twice leaves nothing behind.
+A micro-batch is one job. Rows are dealt by the hash of their key into buckets and sorted there; workers look their keys
+up in the bucket's files, call the function and write rows and new versions of keys (`keyed_worker`, `keyed_files`). A
+file counts only when its worker's report names it, so a task that ran twice leaves nothing behind.
 
 How many buckets there are is fixed when the state is new and kept in its notes: rows are numbered by bucket, hash and
 key, and a batch that is repeated with more cores must number them alike.
@@ -29,6 +29,7 @@ from holdfast.pipeline.core.sql import (
     LINEAGE,
     LINEAGE_TYPE,
     PLACE_COLUMNS,
+    arrow_schema,
     ddl_schema,
     of_step,
     quoted,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.state.store import StateStore
 
 BUCKETS: Final = 8
-"""Of a new state: files of a segment, and the greatest number of tasks that can take a turn side by side."""
+"""Of a new state: files of a segment, and the greatest number of tasks that can work side by side."""
 KEY_TYPES: Final = (
     "string",
     "binary",
@@ -94,7 +95,7 @@ class Shapes:
 class KeyedOperator:
     """The `keyed` step of a pipeline."""
 
-    is_tap = True
+    has_own_rows = True
 
     def __init__(self, step: Keyed, event_time: EventTime, directory: str) -> None:
         self.name = step.name
@@ -222,10 +223,8 @@ class KeyedOperator:
         return StructType([StructField(field.name, field.dataType, True) for field in declared])
 
     def _arrow(self, what: str, schema: StructType) -> pa.Schema:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         try:
-            return to_arrow_schema(schema, timezone="UTC")
+            return arrow_schema(schema)
         except Exception as error:
             raise StepError(self.name, f"its {what} cannot be kept: {spark_message(error)}") from error
 
@@ -241,7 +240,7 @@ class KeyedOperator:
     def _job(
         self, shapes: Shapes, context: OperatorContext
     ) -> tuple[KeyedJob, tuple[Segment, ...], Sequence[Segment]]:
-        """What workers are told; the segments that matter where the turn ends, and those of them that become one."""
+        """What workers are told; the segments that matter where the batch ends, and those of them that become one."""
         notes = context.state.notes
         buckets = int(notes.get("buckets", BUCKETS))
         is_event = self._step.timers == "event"
@@ -250,7 +249,7 @@ class KeyedOperator:
         known = kept = context.state.segments
         # A processing timer can hold a key past its `_until`: such rows are dropped by merging only.
         if is_event:
-            known = alive(known, since.watermark_ms)  # what ends within this turn has its last say in it
+            known = alive(known, since.watermark_ms)  # what ends within this batch has its last say in it
             kept = alive(known, now.watermark_ms)
         merging = segments_to_merge(kept) or []
         for segment in known:
@@ -286,7 +285,7 @@ class KeyedOperator:
         """The rows bucket by bucket, each in the order the function gets them.
 
         Late ones are there to be counted, and have no hash. One row more for each bucket stands for the bucket, so that
-        one without rows has its turn too; it has no place either.
+        one without rows is handled too; it has no place either.
         """
         from pyspark.sql import functions as f
 
@@ -403,7 +402,7 @@ def _segments(
     kept: tuple[Segment, ...],
     merging: Sequence[Segment],
 ) -> tuple[Segment, ...]:
-    """The state's segments where the turn ends."""
+    """The state's segments where the batch ends."""
     added = _adopted(context.store, job.state_directory, [report["state_file"] for report in reports], 0)
     tier = merged_tier(merging) if merging else 0
     merged = _adopted(

@@ -1,7 +1,7 @@
-"""One turn of a keyed step in a worker: bucket by bucket, the function for each key, then files.
+"""One micro-batch of a keyed step in a worker: bucket by bucket, the function for each key, then files.
 
 The rows of a bucket come sorted by key and by place. Keys with rows, and those whose timer or time to live the batch
-has passed, are looked up in the bucket's files; then each has its turn, in the order of hashes:
+has passed, are looked up in the bucket's files; then the worker handles each, in the order of hashes:
 
 - before a row, what that row's own watermark has passed happens: timers go off, and a key that is past its time to
   live is forgotten. So rows are handed over in as many parts as that takes; mostly it is one;
@@ -80,7 +80,7 @@ class KeyedJob:
     """Timers are by event time."""
     number: int
     since: Passed
-    """What had passed where the last turn ended."""
+    """What had passed where the last batch ended."""
     now: Passed
     """What has where this one ends."""
     files: tuple[tuple[str, ...], ...]
@@ -101,7 +101,7 @@ def run_buckets(job: KeyedJob, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
     try:
         call = _load(job)
         for bucket, rows in _by_bucket(batches):
-            reports.append(json.dumps(BucketTurn(job, call, bucket, rows).run()))
+            reports.append(json.dumps(BucketBatch(job, call, bucket, rows).run()))
     except (HoldfastError, OSError) as error:
         reports = [json.dumps(failure_report(error))]
     yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
@@ -141,8 +141,8 @@ def _by_bucket(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Tabl
 
 
 @dataclass(slots=True)
-class Entry:
-    """A key during its turn."""
+class KeyEntry:
+    """A key while the worker handles it."""
 
     key: tuple[Any, ...]
     hash: int
@@ -151,9 +151,9 @@ class Entry:
     until: int = NEVER
     hold: int = NEVER
     was_alive: bool = False
-    """Where the turn begins."""
+    """Where the batch begins."""
     hides: bool = False
-    """It was alive by a version that would still count where the turn ends."""
+    """It was alive by a version that would still count where the batch ends."""
     is_touched: bool = False
 
     @property
@@ -175,8 +175,8 @@ class Group(NamedTuple):
 NO_ROWS: Final = Group(0, 0, NEVER, NEVER, NEVER, NEVER)
 
 
-class BucketTurn:
-    """The turn of one bucket's keys."""
+class BucketBatch:
+    """One bucket's keys in one micro-batch."""
 
     def __init__(self, job: KeyedJob, call: Callable[..., Any], bucket: int, rows: pa.Table) -> None:
         self.job = job
@@ -201,14 +201,14 @@ class BucketTurn:
         self.plain = {field.name: PLAIN.get(str(field.type)) for field in job.state.field(STATE).type}
         self.rows = OutputRows(job.output, job.key)
         self.counters = {"expired": 0, "fired": 0, "keys": 0}
-        self.kept: list[tuple[Entry, bool]] = []
+        self.kept: list[tuple[KeyEntry, bool]] = []
         """Keys to be written, and whether they are gone."""
 
     def run(self) -> dict[str, Any]:
         files = [StateFile(path) for path in self.job.files[self.bucket]]
         with _seldom_collected():
             for entry, group in self._agenda(files):
-                self._turn(entry, group)
+                self._handle(entry, group)
         label = uuid.uuid4().hex
         return {
             "bucket": self.bucket,
@@ -222,7 +222,7 @@ class BucketTurn:
 
     # -------------------------------------------------------------------- which keys
 
-    def _agenda(self, files: Sequence[StateFile]) -> list[tuple[Entry, Group]]:
+    def _agenda(self, files: Sequence[StateFile]) -> list[tuple[KeyEntry, Group]]:
         """Keys with rows and keys with something due, in the order of their hashes."""
         import numpy as np
 
@@ -237,7 +237,7 @@ class BucketTurn:
         known = self._known(files, np.unique(np.concatenate([hashes, *due])))
         agenda = []
         for key, hashed, group in zip(self.keys, hashes.tolist(), self._groups(), strict=True):
-            entry = known.pop(key, None) or Entry(key, hashed, self._state(key, None, None))
+            entry = known.pop(key, None) or KeyEntry(key, hashed, self._state(key, None, None))
             agenda.append((entry, group))
         agenda += [(entry, NO_ROWS) for entry in sorted(known.values(), key=lambda entry: repr(entry.key))]
         agenda.sort(key=lambda each: each[0].hash)
@@ -261,7 +261,7 @@ class BucketTurn:
 
     def _known(
         self, files: Sequence[StateFile], hashes: np.ndarray[Any, Any]
-    ) -> dict[tuple[Any, ...], Entry]:
+    ) -> dict[tuple[Any, ...], KeyEntry]:
         """The newest version of each key that has one of these hashes."""
         import numpy as np
         import pyarrow as pa
@@ -291,16 +291,16 @@ class BucketTurn:
         until: int,
         hold: int,
         value: dict[str, Any] | None,
-    ) -> Entry:
+    ) -> KeyEntry:
         def counts(passed: Passed) -> bool:
             if gone or (timer is None and last + self.job.ttl_ms <= passed.watermark_ms):
                 return False
             return until > passed.watermark_ms or hold > passed.clock_ms
 
         if not counts(self.job.since):
-            return Entry(key, hashed, self._state(key, None, None), until=until, hold=hold)
+            return KeyEntry(key, hashed, self._state(key, None, None), until=until, hold=hold)
         state = self._state(key, value, timer)
-        return Entry(key, hashed, state, last, until, hold, was_alive=True, hides=counts(self.job.now))
+        return KeyEntry(key, hashed, state, last, until, hold, was_alive=True, hides=counts(self.job.now))
 
     def _state(self, key: tuple[Any, ...], value: dict[str, Any] | None, timer_ms: int | None) -> KeyState:
         return KeyState(
@@ -319,9 +319,9 @@ class BucketTurn:
         normal: dict[str, Any] = as_arrow([value], self.job.state.field(STATE).type).to_pylist()[0]
         return normal
 
-    # -------------------------------------------------------------------- a key's turn
+    # -------------------------------------------------------------------- one key
 
-    def _turn(self, entry: Entry, group: Group) -> None:
+    def _handle(self, entry: KeyEntry, group: Group) -> None:
         if self.takes_each_row:
             self._row_by_row(entry, group)
         else:
@@ -332,7 +332,7 @@ class BucketTurn:
             self._pass(entry, self.job.now.watermark_ms)
         self._keep(entry)
 
-    def _row_by_row(self, entry: Entry, group: Group) -> None:
+    def _row_by_row(self, entry: KeyEntry, group: Group) -> None:
         start, end = group.start, group.end
         if start == end:
             return
@@ -344,13 +344,13 @@ class BucketTurn:
             self._call(entry, row, event)
 
     def _dicts(self, start: int, end: int) -> list[dict[str, Any]]:
-        """These rows as dicts; the rows after them are made with them, since their turn comes next."""
+        """These rows as dicts; the rows after them are made with them, since they come next."""
         if not self.slab_start <= start <= end <= self.slab_start + len(self.slab):
             self.slab_start = start
             self.slab = self.given.slice(start, max(end - start, SLAB_ROWS)).to_pylist()
         return self.slab[start - self.slab_start : end - self.slab_start]
 
-    def _by_parts(self, entry: Entry, group: Group) -> None:
+    def _by_parts(self, entry: KeyEntry, group: Group) -> None:
         at, end = group.start, group.end
         own, event = group.first_own, group.first_event
         greatest_own, greatest_event = group.greatest_own, group.greatest_event
@@ -370,7 +370,7 @@ class BucketTurn:
                 own, event = int(self.owns[at]), int(self.events[at])
                 greatest_own = int(self.owns[at:end].max())
 
-    def _stop(self, entry: Entry, timer: int | None, at: int, end: int) -> int:
+    def _stop(self, entry: KeyEntry, timer: int | None, at: int, end: int) -> int:
         """The first row after `at` whose own watermark has passed the key's timer or its time to live."""
         import numpy as np
 
@@ -381,7 +381,7 @@ class BucketTurn:
             passed |= owns >= timer
         return at + 1 + int(passed.argmax()) if passed.any() else end
 
-    def _pass(self, entry: Entry, watermark_ms: int) -> None:
+    def _pass(self, entry: KeyEntry, watermark_ms: int) -> None:
         """What is over where the watermark has come to this."""
         if self.job.is_event:
             self._fire(entry, watermark_ms)
@@ -390,7 +390,7 @@ class BucketTurn:
             entry.last = NEVER
             self.counters["expired"] += 1
 
-    def _fire(self, entry: Entry, time_ms: int) -> None:
+    def _fire(self, entry: KeyEntry, time_ms: int) -> None:
         state = entry.state
         while state.timer_ms is not None and state.timer_ms <= time_ms:
             state.fired_ms, state.timer_ms = state.timer_ms, None
@@ -401,7 +401,7 @@ class BucketTurn:
             self._call(entry, None if self.takes_each_row else self.nothing, NEVER)
             state.fired_ms = None
 
-    def _call(self, entry: Entry, rows: Any, event_ms: int) -> None:
+    def _call(self, entry: KeyEntry, rows: Any, event_ms: int) -> None:
         state = entry.state
         time_ms = event_ms if state.fired_ms is None else state.fired_ms
         try:
@@ -428,7 +428,7 @@ class BucketTurn:
             + (f" ({where})" if where else ""),
         )
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: KeyEntry) -> None:
         self.counters["keys"] += entry.is_alive - entry.was_alive
         if entry.is_alive:
             if entry.is_touched:
@@ -508,7 +508,7 @@ class BucketTurn:
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """A turn makes many objects that live till its end, and none in circles: looking for those takes a third of it."""
+    """A batch makes many objects that live till its end, and none in circles: looking for those takes a third of it."""
     usual = gc.get_threshold()
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION, *usual[1:])
     try:

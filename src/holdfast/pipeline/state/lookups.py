@@ -263,7 +263,7 @@ def _snapshot(step: Lookup, version: str, home: str) -> str:
 class Lookups:
     """The reference tables of one pipeline: which version of each a batch sees.
 
-    A version is pinned with the plan, and stands in plan and ledger: a batch that is made again sees the table it saw
+    A version is pinned with the plan, and stands in plan and ledger: a batch that is recomputed sees the table it saw
     first. Versions that neither names any more are removed.
     """
 

@@ -36,11 +36,11 @@ class OperatorContext:
     state: StepState
     batch_time_ms: int
     watermark_ms: int | None
-    """Of the pipeline where the batch begins; nothing before the first event."""
+    """Of the pipeline where the batch begins; None before the first event."""
     next_watermark_ms: int | None
     """Where it ends: what ends at or before it closes in this batch."""
     number: int
-    """Of the version this batch makes: the `offset` in the lineage of a tap's rows."""
+    """Of the version this batch makes: the `offset` in the lineage of the rows that the step makes."""
     scratch: str
     """A directory for what has to be written down; it goes with the batch."""
     label: str
@@ -58,7 +58,7 @@ class OperatorResult:
     """What a step made of a batch."""
 
     rows: DataFrame
-    """A tap: its own rows. Else: the rows that go on."""
+    """The step's own rows, where it `has_own_rows`; else the rows that go on."""
     state: StepState
     taken: Tally
     """Input rows that were used (or went on): with the others here all of the input, by number and lineage."""
@@ -76,7 +76,7 @@ class StatefulOperator(Protocol):
     """One step with a state."""
 
     name: str
-    is_tap: bool
+    has_own_rows: bool
 
     def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
         """Of the rows it gives, under "" and by stream; `StepError` for a step that cannot work on such rows."""

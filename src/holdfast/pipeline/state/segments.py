@@ -45,8 +45,8 @@ class StateDamaged(PipelineError):
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(
-            f"the pipeline's state is damaged: {path} {what}. The sinks are whole: `holdfast pipeline rebuild` makes "
-            "the state anew from the source"
+            f"the pipeline's state is damaged: {path} {what}. The sinks are whole: `holdfast pipeline rebuild` "
+            "rebuilds the state from the source"
         )
         self.path = path
         self.what = what

@@ -229,7 +229,7 @@ SETTLED: Final = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class WindowLayout:
     """How the windows of a step are kept."""
 
     step: str
@@ -256,12 +256,12 @@ class Added:
 
 def layout_of(
     step: str, keys: Sequence[str], spans: Spans, aggregation: Aggregation, empty: DataFrame
-) -> Layout:
+) -> WindowLayout:
     """`empty` has the columns of the rows."""
     schema = state_schema(aggregation, keys, empty.schema, (*spans.times, UNTIL))
     if aggregation.is_general:
         schema = schema.add(empty.selectExpr(f"named_struct({ORDER}) AS {IN_ORDER}").schema[IN_ORDER])
-    return Layout(step, tuple(map(quoted, keys)), spans, aggregation, schema)
+    return WindowLayout(step, tuple(map(quoted, keys)), spans, aggregation, schema)
 
 
 def expressions(*texts: str) -> list[Column]:
@@ -271,7 +271,7 @@ def expressions(*texts: str) -> list[Column]:
 
 
 def steady(value: int, column: str) -> str:
-    """A number that is another one in each turn, as SQL that is not compiled anew for each.
+    """A number that is another one in each batch, as SQL that is not compiled anew for each.
 
     Spark writes numbers into the code it generates, and compiling that again costs more than running it; an array it
     hands over. `column` is any bigint of the row: without one the whole would be computed beforehand.
@@ -282,7 +282,7 @@ def steady(value: int, column: str) -> str:
 # ---------------------------------------------------------------------------- what a batch adds
 
 
-def add(layout: Layout, rows: DataFrame, context: OperatorContext) -> Added:
+def add(layout: WindowLayout, rows: DataFrame, context: OperatorContext) -> Added:
     """Aggregate these rows into a segment of their own."""
     marked = layout.spans.assigned(rows).selectExpr("*", f"{hash_sql()} AS {HASH}")
     if layout.aggregation.is_general:
@@ -294,7 +294,7 @@ def add(layout: Layout, rows: DataFrame, context: OperatorContext) -> Added:
     return _written_apart(layout, _aggregated(layout, marked), context)
 
 
-def _aggregated(layout: Layout, marked: DataFrame) -> DataFrame:
+def _aggregated(layout: WindowLayout, marked: DataFrame) -> DataFrame:
     """Partial results by key and window; those of late rows have no start, and no results."""
     sums = expressions(*OF_ROWS, *layout.aggregation.partials())
     if layout.spans.is_session:
@@ -306,7 +306,7 @@ def _aggregated(layout: Layout, marked: DataFrame) -> DataFrame:
     return found.selectExpr(*layout.keys, *layout.spans.times, until, *SETTLED, *layout.parts)
 
 
-def _raw(layout: Layout, kept: DataFrame) -> DataFrame:
+def _raw(layout: WindowLayout, kept: DataFrame) -> DataFrame:
     until = f"{layout.spans.until} AS {UNTIL}"
     sums = ("1L AS _n", f"{HASH} & {HALF} AS _low", f"shiftrightunsigned({HASH}, 32) AS _high")
     names = [quoted(name) for name in layout.aggregation.raw]
@@ -314,7 +314,7 @@ def _raw(layout: Layout, kept: DataFrame) -> DataFrame:
     return kept.selectExpr(*layout.keys, *layout.spans.times, until, *sums, *names, order)
 
 
-def _written_apart(layout: Layout, pieces: DataFrame, context: OperatorContext) -> Added:
+def _written_apart(layout: WindowLayout, pieces: DataFrame, context: OperatorContext) -> Added:
     """Write what was taken as a segment, and count what was late from what is written beside it."""
     aside = context.store.segment_dir(context.label, f"{layout.step}-aside")
     marked = pieces.selectExpr("*", f"{START} IS NULL AS {IS_LATE}")
@@ -342,7 +342,7 @@ def _tally(directory: str) -> Tally:
     return total
 
 
-def _counted(layout: Layout, rows: DataFrame) -> tuple[Tally, Tally]:
+def _counted(layout: WindowLayout, rows: DataFrame) -> tuple[Tally, Tally]:
     """Taken and late, in a job of its own."""
     marked = rows.selectExpr(f"{layout.spans.is_late} AS {IS_LATE}", f"{hash_sql()} AS {HASH}")
     found = {False: Tally(), True: Tally()}
@@ -354,7 +354,7 @@ def _counted(layout: Layout, rows: DataFrame) -> tuple[Tally, Tally]:
 # ---------------------------------------------------------------------------- segments made one
 
 
-def merged_pieces(layout: Layout, pieces: DataFrame) -> DataFrame:
+def merged_pieces(layout: WindowLayout, pieces: DataFrame) -> DataFrame:
     """Pieces of the same window made one. Sessions: pieces carry the number of theirs."""
     sums = expressions(f"max({UNTIL}) AS {UNTIL}", *OF_PIECES, *layout.aggregation.merges())
     if layout.spans.is_session:
@@ -366,7 +366,7 @@ def merged_pieces(layout: Layout, pieces: DataFrame) -> DataFrame:
 
 
 def settled(
-    layout: Layout, context: OperatorContext, segments: Sequence[Segment]
+    layout: WindowLayout, context: OperatorContext, segments: Sequence[Segment]
 ) -> tuple[tuple[Segment, ...], int]:
     """The segments without what is over, those that are due made one; and how many rows went as over."""
     living = alive(segments, context.next_watermark_ms)
@@ -374,7 +374,7 @@ def settled(
     return merged(context, layout.step, layout.schema, living, partial(_made_one, layout)), expired
 
 
-def _made_one(layout: Layout, pieces: DataFrame, segments: Sequence[Segment]) -> DataFrame:
+def _made_one(layout: WindowLayout, pieces: DataFrame, segments: Sequence[Segment]) -> DataFrame:
     is_small = sum(segment.rows for segment in segments) <= ROWS_FOR_ONE_TASK
     pieces = pieces.coalesce(1) if is_small else pieces
     if layout.aggregation.is_general:

@@ -1,19 +1,19 @@
 """Windows: aggregates of rows by key and event time, with partial results as state.
 
 A batch aggregates its own rows by key and window and adds them as one segment; it reads nothing for that, and when no
-window closes it is the only job. What all batches gave the windows that close in a turn is then merged: only segments
+window closes it is the only job. What all batches gave the windows that close in this one is then merged: only segments
 that hold something of them are read. A window that has closed is dead by its `_until` alone; nothing is deleted.
 
 What is given out: windows that close, once each; with `late: correct` also those that a late row reopened, whole; with
-`emit: changes` every window that the batch touched, as it stands. A turn repeated from the same state gives the same
+`emit: changes` every window that the batch touched, as it stands. A batch repeated from the same state gives the same
 rows in the same places.
 
 The rows that windows give out: their columns, and their places.
 
 A row has the key's columns, `window_start` and `window_end`, the aggregates, and `_hf_count` and `_hf_digest`, by which
-an audit tells which records are in it. Its lineage is the step's name and the number of the turn; within the turn, rows
+an audit tells which records are in it. Its lineage is the step's name and the number of the batch; within it, rows
 are numbered by key and start. Many rows are numbered in `BUCKETS` sequences side by side, a key always in the same one,
-so that many tasks can do it. Either way a turn repeated gives each row the same number, and windows of one key have
+so that many tasks can do it. Either way a repeated batch gives each row the same number, and windows of one key have
 theirs in the order of their starts.
 
 Its key, as a record's, is a JSON object of the key's columns and `window_start`: in a compacted topic every window is a
@@ -50,7 +50,7 @@ from holdfast.pipeline.state.window_state import (
     SESSION,
     START,
     Added,
-    Layout,
+    WindowLayout,
     add,
     earlier_sessions,
     expressions,
@@ -78,7 +78,7 @@ LATE_WINDOWS_KEPT: Final = 100
 class WindowOperator:
     """A window step."""
 
-    is_tap = True
+    has_own_rows = True
 
     def __init__(self, step: Window) -> None:
         self.name = step.name
@@ -104,15 +104,15 @@ class WindowOperator:
 
 @dataclass(frozen=True)
 class Range:
-    """Which windows a turn gives out, by `_until`."""
+    """Which windows a batch gives out, by `_until`."""
 
     above: int | None
     """At or before this they are not read."""
     to: int | None
     closed: int | None
-    """At or before this they had closed before the turn: given out again only if it touched them."""
+    """At or before this they had closed before the batch: given out again only if it touched them."""
     tracks: bool
-    """Whether it matters what the turn touched."""
+    """Whether it matters what the batch touched."""
 
 
 class _Plan:
@@ -124,10 +124,10 @@ class _Plan:
         self._spans = spans_of(step)
         empty = spark.createDataFrame([], rows)
         aggregation = compile_aggregates(spark, step.name, step.aggregates, step.key, rows)
-        self._layout: Layout = layout_of(step.name, step.key, self._spans, aggregation, empty)
+        self._layout: WindowLayout = layout_of(step.name, step.key, self._spans, aggregation, empty)
         pieces = spark.createDataFrame([], self._layout.schema).selectExpr("*", f"true AS {NEW}")
         everything = Range(None, None, None, tracks=True)
-        self.schema = tap_rows(
+        self.schema = window_rows(
             step, self._windows(pieces, everything, is_small=True), 0, is_small=True
         ).schema
         self._nothing = spark.createDataFrame([], self.schema)
@@ -158,7 +158,7 @@ class _Plan:
     # -------------------------------------------------------------------- what is given out
 
     def _range(self, added: Added, context: OperatorContext) -> Range | None:
-        """None: no window can be given out."""
+        """None where no window can be given out."""
         now, later = context.watermark_ms, context.next_watermark_ms
         hold, spread, new = self._spans.hold_ms, self._spans.spread_ms, added.segment
         closed = None if now is None else now + hold
@@ -202,7 +202,7 @@ class _Plan:
             return nothing
         is_small = count <= ROWS_FOR_ONE_TASK
         windows = self._windows(pieces, wanted, is_small=is_small)
-        rows = tap_rows(self._step, windows, context.number, is_small=is_small)
+        rows = window_rows(self._step, windows, context.number, is_small=is_small)
         directory = os.path.join(context.scratch, f"{self._step.name}-{context.number}-rows")
         return written_down(context.spark, rows, directory, self.schema)
 
@@ -229,7 +229,7 @@ class _Plan:
         return old.join(f.broadcast(touched), f.expr(same), "left_semi")
 
     def _windows(self, pieces: DataFrame, wanted: Range, *, is_small: bool) -> DataFrame:
-        """Whole windows of these pieces, those that are wanted, with the columns `tap_rows` needs."""
+        """Whole windows of these pieces, those that are wanted, with the columns `window_rows` needs."""
         layout = self._layout
         pieces = pieces.selectExpr("*", bucket(layout.keys, is_small=is_small))
         # One exchange serves the merging, the sessions and the numbering: all go by bucket first.
@@ -412,7 +412,7 @@ def bucket(keys: Sequence[str], *, is_small: bool) -> str:
     return f"{number} AS {BUCKET}"
 
 
-def tap_rows(step: Window, windows: DataFrame, number: int, *, is_small: bool) -> DataFrame:
+def window_rows(step: Window, windows: DataFrame, number: int, *, is_small: bool) -> DataFrame:
     """Windows as rows for sinks; given: `_bucket`, the key, `_begin`, `_finish`, `_is_gone`, `_n`, `_low`, `_high` and
     the aggregates."""
     keys = [quoted(key) for key in step.key]

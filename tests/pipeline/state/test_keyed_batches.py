@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.state_turns import TOPIC_ID, Placed, Record, placed
+from tests.support.state_batches import TOPIC_ID, Placed, Record, placed
 from tests.support.tiers import examples
 
 from holdfast.pipeline.core.failures import EnvironmentFails, StepError
@@ -691,7 +691,7 @@ def test_what_a_function_raises_is_told_with_key_function_and_line(tmp_path: Pat
         Turns(tmp_path, fails_at_three).play([at(100), at(101, "b", 3)])
     text = str(raised.value)
     assert "step 'rule': the function rule raised ValueError: three is too much, for the key ('b',)" in text
-    assert "test_keyed_turns.py, line" in text
+    assert "test_keyed_batches.py, line" in text
 
 
 @pytest.mark.parametrize(
@@ -726,7 +726,7 @@ def test_a_column_the_state_does_not_have_is_told_with_the_line(tmp_path: Path) 
     def rule(key: tuple[str], rows: pa.Table, state: KeyState) -> None:
         state.put({"m": 1})
 
-    with pytest.raises(StepError, match=r"unknown m; missing n, sum.*test_keyed_turns.py, line"):
+    with pytest.raises(StepError, match=r"unknown m; missing n, sum.*test_keyed_batches.py, line"):
         Turns(tmp_path, rule).play([at(100)])
 
 

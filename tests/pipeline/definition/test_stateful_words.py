@@ -1,4 +1,4 @@
-"""Steps with a memory in YAML: what they become, what is refused and why, who takes which rows."""
+"""Stateful steps in YAML: what they become, what is refused and why, who takes which rows."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_null_is_a_word_here_however_it_is_quoted(written: str) -> None:
         ),
         ("window: {size: 1m, key: name, aggregates: {Name: count(*)}}", "there is a column 'name' already"),
         ("window: {size: 1m, aggregates: {_n: count(*)}}", "names that start with '_'"),
-        ("window: {size: 1m, aggregates: {n: count(now())}}", "now() changes when a batch is made again"),
+        ("window: {size: 1m, aggregates: {n: count(now())}}", "now() changes when a batch is recomputed"),
         ("window: {size: 1m, aggregates: {n: (count(*)}}", "its parentheses do not match"),
         ("window: {size: 1m, key: nmae, aggregates: {n: count(*)}}", "there is no column 'nmae'"),
         ("window: {size: 1m, key: window_end, aggregates: {n: count(*)}}", "the window's own column"),

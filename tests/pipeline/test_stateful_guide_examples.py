@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "pipelines-with-memory.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "stateful-pipelines.md").read_text()
 BLOCKS = re.findall(r"^```(yaml|python)\n(.*?)^```$", GUIDE, re.M | re.S)
 ADDRESS = "postgresql://app:${PGPASSWORD}@db/shop"
 Row = dict[str, Any]

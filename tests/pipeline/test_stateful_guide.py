@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.holdfast(mode="thread"), pytest.mark.long]
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "pipelines-with-memory.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "stateful-pipelines.md"
 PARTITIONS = 3
 DELAY = datetime.timedelta(minutes=10)
 MINUTE = datetime.timedelta(minutes=1)
