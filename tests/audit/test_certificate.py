@@ -11,8 +11,10 @@ from typing import Any, get_args
 
 import jsonschema
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from holdfast.audit import certificate
+from holdfast.audit import certificate, signatures
 from holdfast.audit.certificate import CertificateError
 from holdfast.audit.model import FAULTS, Fate, Finding, Kind, Mode, Report, Verdict
 from holdfast.errors import UsageError
@@ -219,6 +221,93 @@ def test_a_file_is_replaced_and_chained_to_what_it_held(make_report: MakeReport,
         certificate.write(make_report(subject="payments"), path)
 
 
+# ---------------------------------------------------------------------------- signatures
+
+
+def keys(directory: Path, name: str) -> tuple[str, str]:
+    """Files of a private key and of its public one, as OpenSSL writes them."""
+    directory.mkdir(exist_ok=True)
+    key = Ed25519PrivateKey.generate()
+    private, public = directory / f"{name}.pem", directory / f"{name}.pub"
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    return str(private), str(public)
+
+
+@pytest.fixture
+def signed(make_report: MakeReport, tmp_path: Path) -> tuple[list[str], str]:
+    """Three signed certificates and the file of the public key."""
+    private, public = keys(tmp_path / "keys", "audit")
+    key = signatures.load_private_key(private)
+    return [
+        certificate.write(make_report(end=end), str(tmp_path / "c"), key).path for end in (10, 20, 30)
+    ], public
+
+
+def test_a_signed_chain_holds_against_its_key_and_against_no_other(
+    signed: tuple[list[str], str], tmp_path: Path
+) -> None:
+    paths, public = signed
+    document = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+    jsonschema.validate(document, closed(SCHEMA), cls=jsonschema.Draft202012Validator)
+    assert certificate.verify(paths, key=signatures.load_public_key(public))[0].is_whole
+    (unheld,) = certificate.verify(paths)
+    assert unheld.is_whole
+    assert any("--public-key" in note for note in unheld.notes)
+    _, other = keys(tmp_path / "keys", "other")
+    (wrong,) = certificate.verify(paths, key=signatures.load_public_key(other))
+    assert "number 1 " in wrong.problem
+    assert "another key" in wrong.problem
+
+
+def test_a_whole_chain_made_anew_without_the_private_key_does_not_hold(
+    signed: tuple[list[str], str], make_report: MakeReport, tmp_path: Path
+) -> None:
+    paths, public = signed
+    key = signatures.load_public_key(public)
+    genuine = [certificate.read(path).document["signature"] for path in paths]
+    anew = [certificate.write(make_report(end=end), str(tmp_path / "n")).path for end in (11, 21, 31)]
+    assert certificate.verify(anew)[0].is_whole
+    assert "is not signed" in certificate.verify(anew, key=key)[0].problem
+    stranger = signatures.load_private_key(keys(tmp_path / "keys", "stranger")[0])
+    forged = [certificate.write(make_report(end=end), str(tmp_path / "f"), stranger).path for end in (11, 21)]
+    assert "another key" in certificate.verify(forged, key=key)[0].problem
+    for path, signature in zip(forged, genuine, strict=False):
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        Path(path).write_text(json.dumps({**document, "signature": signature}), encoding="utf-8")
+    for held in (key, None):
+        assert "not of its hash" in certificate.verify(forged, key=held)[0].problem
+
+
+@pytest.mark.parametrize("damage", [{}, {"algorithm": "rsa"}, {"public_key": "zz"}, {"signature": "00"}, 7])
+def test_a_damaged_signature_breaks_the_chain(signed: tuple[list[str], str], damage: Any) -> None:
+    paths, public = signed
+    intact = certificate.read(paths[1]).document["signature"]
+    broken = {**intact, **damage} if damage and damage != 7 else damage
+    change(paths[1], lambda document: document.update(signature=broken))
+    for key in (signatures.load_public_key(public), None):
+        assert "number 2 " in certificate.verify(paths, key=key)[0].problem
+
+
+def test_what_is_no_key_is_refused_by_name(tmp_path: Path) -> None:
+    private, public = keys(tmp_path, "audit")
+    for load, path in (
+        (signatures.load_private_key, public),
+        (signatures.load_private_key, str(tmp_path / "none")),
+        (signatures.load_public_key, private),
+    ):
+        with pytest.raises(UsageError, match=path):
+            load(path)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -253,6 +342,6 @@ def test_a_name_that_is_no_unicode_is_kept_and_hashed(make_report: MakeReport, t
 
 
 def test_an_older_or_newer_version_is_not_guessed_at(chain: list[str]) -> None:
-    change(chain[0], lambda document: document.update(version=2))
-    with pytest.raises(CertificateError, match="version 2"):
+    change(chain[0], lambda document: document.update(version=3))
+    with pytest.raises(CertificateError, match="version 3"):
         certificate.read(chain[0])

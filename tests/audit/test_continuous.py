@@ -13,10 +13,10 @@ from uuid import UUID
 
 import pytest
 
-from holdfast.audit import metrics
+from holdfast import exposition
 from holdfast.audit.certificate import Certificate, certify
 from holdfast.audit.continuous import Incremental, Watch, remembering, summary
-from holdfast.audit.metrics import NAMES, AuditMetrics
+from holdfast.audit.metrics import FAMILIES, AuditMetrics
 from holdfast.audit.model import PartitionAccount, Report, SinkAccount, Verdict
 from holdfast.audit.proven import (
     Proven,
@@ -365,7 +365,7 @@ def test_every_metric_is_named_typed_and_there_after_an_audit(make_report: MakeR
     report = make_report()
     numbers.observe(report, advanced(None, report, {}), was_full=True)
     lines = numbers.text().splitlines()
-    for name, (kind, meaning) in NAMES.items():
+    for name, kind, meaning, _ in FAMILIES.values():
         assert f"# TYPE {name} {kind}" in lines
         assert f"# HELP {name} {meaning}" in lines
         assert any(line.startswith(f"{name}{{") for line in lines)
@@ -379,7 +379,7 @@ def test_every_metric_is_named_typed_and_there_after_an_audit(make_report: MakeR
 def test_documented_metrics_are_those_there_are() -> None:
     text = (Path(__file__).parents[2] / "docs" / "CLI.md").read_text(encoding="utf-8")
     section = text.partition("## holdfast audit pipeline\n")[2].partition("\n## ")[0]
-    assert {name for name in NAMES if f"`{name}`" in section} == set(NAMES)
+    assert {name for name in FAMILIES if f"`{name}`" in section} == set(FAMILIES)
 
 
 def test_labels_are_escaped() -> None:
@@ -389,7 +389,7 @@ def test_labels_are_escaped() -> None:
 
 def test_metrics_are_served_to_this_machine() -> None:
     numbers = AuditMetrics("orders")
-    with metrics.served(numbers, *metrics.parse_address("0")) as port:
+    with exposition.served(numbers.text, *exposition.parse_address("0")) as port:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert answer.read().decode() == numbers.text()
@@ -404,13 +404,13 @@ def test_metrics_are_served_to_this_machine() -> None:
     [("9400", ("127.0.0.1", 9400)), ("0.0.0.0:9400", ("0.0.0.0", 9400)), ("[::1]:9", ("::1", 9))],
 )
 def test_a_port_alone_is_this_machines(text: str, address: tuple[str, int]) -> None:
-    assert metrics.parse_address(text) == address
+    assert exposition.parse_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", "70000", "-1"])
 def test_what_is_no_port_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        metrics.parse_address(text)
+        exposition.parse_address(text)
 
 
 def test_a_state_is_json(tmp_path: Path) -> None:

@@ -105,6 +105,30 @@ def test_the_last_header_of_a_name_counts() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("condition", "chosen"),
+    [
+        ("value.a = 9007199254740993", [False, True, False, False, False]),
+        ("value.a > 9007199254740992", [False, True, False, False, True]),
+        ("value.a <= 0", [False] * 5),
+        ("value.a < 1", [False, False, True, False, False]),
+        ("value.a != 5", [True, True, True, False, True]),
+    ],
+)
+def test_numbers_are_compared_to_their_last_digit(condition: str, chosen: list[bool]) -> None:
+    numbers = (b"9007199254740992", b"9007199254740993", b"0.1e-200", b"null", b"9007199254740992.0000000001")
+    batch = records(*(b'{"a":%s}' % each for each in numbers))
+    assert Evaluator([], parse_condition(condition)).chosen(batch)[0].tolist() == chosen
+
+
+def test_which_of_a_word_and_a_number_is_greater_nobody_can_say() -> None:
+    batch = records(b'{"a":"x"}', b'{"a":"7"}', b'{"a":null}')
+    chosen, bad = Evaluator([], parse_condition("value.a > 5")).chosen(batch)
+    assert (chosen.tolist(), bad.tolist()) == ([False, True, False], [True, False, False])
+    chosen, bad = Evaluator([], parse_condition("value.a = 7")).chosen(batch)
+    assert (chosen.tolist(), bad.tolist()) == ([False, True, False], [False] * 3)
+
+
 def test_conditions_choose_records_and_name_those_that_cannot_be_read() -> None:
     batch = records(b'{"a":5,"k":"x"}', b'{"a":15,"k":"x"}', b'{"a":25,"k":"y"}', b"{}", b"broken")
     chosen, bad = Evaluator([], parse_condition("value.a > 9 AND value.k = 'x'")).chosen(batch)

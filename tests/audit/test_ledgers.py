@@ -15,12 +15,21 @@ from hypothesis import strategies as st
 from tests.support.audit_sinks import Ledger
 
 from holdfast.audit.compare import Holding
-from holdfast.audit.ledgers import Books, check_intake, check_routes, check_rows, cover, follow, is_whole
+from holdfast.audit.ledgers import (
+    Books,
+    added_at,
+    check_intake,
+    check_routes,
+    check_rows,
+    cover,
+    follow,
+    is_whole,
+)
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import Fate, Finding
 from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, PartitionWalk, SourceWalk
 from holdfast.pipeline.digest import digest_of_offsets
-from holdfast.pipeline.ledger import Entry, Intake, Routes
+from holdfast.pipeline.ledger import Entry, Intake, Reached, Routes
 from holdfast.pipeline.positions import Place, Position, Positions
 
 PLACE = Place("orders", UUID(int=1), 0)
@@ -100,6 +109,19 @@ def test_a_range_that_does_not_continue_the_one_before_is_told(
 ) -> None:
     (what,) = whats(follow("files", "parquet", "shop", chain(*spans)).examined.findings)
     assert what.startswith(words)
+
+
+def test_where_a_sink_was_added_the_ledgers_of_the_others_tell() -> None:
+    dead, came = {"dead-letter": Reached(0, 0, "")}, {"later": Reached(0, 0, "")}
+    entries = [replace(entry, others=dead) for entry in chain((0, 4), (4, 8), (8, 9))]
+    named = [*entries[:2], *(replace(entry, others={**dead, **came}) for entry in entries[2:])]
+    behind = [*named[:1], replace(named[1], others={**dead, **came})]
+    assert added_at("later", [named]) == {PLACE: 4}
+    assert added_at("later", [named, entries]) == {PLACE: 4}
+    assert added_at("later", [named, behind]) == {PLACE: 0}, "it began where the one furthest behind stood"
+    assert added_at("later", [named[2:]]) == {}, "what was before is not kept"
+    assert added_at("later", [[replace(entry, others={}) for entry in named[:2]] + named[2:]]) == {}
+    assert added_at("later", [entries]) == {}
 
 
 def test_positions_that_do_not_follow_from_the_range_are_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -45,6 +46,16 @@ def test_a_partition_that_one_sink_does_not_know_is_pending_as_a_whole() -> None
     )
     assert scope.spans == {ONE: (0, 9), TWO: (4, 4)}
     assert scope.pending[TWO] == 5
+
+
+@pytest.mark.parametrize(("added_at", "is_gap"), [({}, True), ({ONE: 39}, True), ({ONE: 40}, False)])
+def test_what_a_sink_had_before_it_began_anew_is_a_gap_unless_it_had_nothing(
+    added_at: Mapping[Place, int], is_gap: bool
+) -> None:
+    anew = replace(chain("b", {ONE: 40}, {ONE: 90}), begins_anew=True, added_at=added_at)
+    scope = scope_of(chain("a", {ONE: 0}, {ONE: 90}), anew, logs={ONE: LogEnds(0, 90)})
+    assert [each.is_gap for each in scope.unproven] == [True] * is_gap
+    assert scope.sink_starts["b"] == {ONE: 40}
 
 
 def test_what_lies_below_the_log_start_is_a_gap_and_named() -> None:

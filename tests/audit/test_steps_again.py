@@ -41,6 +41,7 @@ def judged(sink: Holding, dead: Holding, *, made: int = COUNT, doubtful: tuple[i
         mains={"sink": "sink"},
         rows=SimpleNamespace(of=lambda reader: sink),
         doubtful=lambda: {PLACE: doubts},
+        has_forgotten_dead_letters=False,
     )
 
 

@@ -6,6 +6,8 @@ certificate before it. The rules:
 
 - Whoever changes a certificate must change its hash, and so every later one: `verify` names the first that is wrong.
 - The newest one is held by nothing. Keep its hash elsewhere (a log, a ticket) and hand it to `verify` to hold it too.
+- A signed one (`signatures`) cannot be made anew by who has not the private key; its version is 2, since a reader of
+  version 1 would count the signature for the hash.
 - A chain is of one subject; certificates of several may share a directory.
 - A number is taken once: a certificate appears under its final name by a link that refuses an existing name, complete
   and flushed. Of two audits that end together, one takes the next number. Nothing is written anywhere else: source and
@@ -22,22 +24,33 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast import __version__
 from holdfast.atomic import write_atomically
+from holdfast.audit.signatures import signature_of, wrong_signature
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.real import RealFileSystem
 
 if TYPE_CHECKING:
-    from holdfast.audit.model import Report
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 VERSION: Final = 1
+VERSION_SIGNED: Final = 2
 KIND: Final = "holdfast-audit-certificate"
 HASH: Final = "sha256"
+SIGNATURE: Final = "signature"
 FILE_NAME: Final = re.compile(r"(?P<subject>.+)-(?P<number>\d{6,})\.json")
 ATTEMPTS_MAX: Final = 100
 """How many others may take the next number before us; they do it once per audit."""
+
+
+class Certified(Protocol):
+    """What a certificate can be made of: the report of an audit, or of a hand-over."""
+
+    @property
+    def subject(self) -> str: ...
+    def as_json(self) -> dict[str, Any]: ...
 
 
 class CertificateError(HoldfastError):
@@ -52,8 +65,10 @@ def canonical(document: Any) -> bytes:
 
 
 def content_hash(document: Mapping[str, Any]) -> str:
-    """Of everything in a certificate but the hash itself."""
-    return hashlib.sha256(canonical({name: document[name] for name in document if name != HASH})).hexdigest()
+    """Of everything in a certificate but the hash itself and its signature."""
+    left_out = {HASH} if document.get("version") == VERSION else {HASH, SIGNATURE}
+    content = {name: value for name, value in document.items() if name not in left_out}
+    return hashlib.sha256(canonical(content)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -90,11 +105,13 @@ class Certificate:
         return f"{self.subject} number {self.number:,}{where}"
 
 
-def certify(report: Report, before: Certificate | None) -> Certificate:
-    """The certificate of this report, behind the one before it."""
+def certify(
+    report: Certified, before: Certificate | None, key: Ed25519PrivateKey | None = None
+) -> Certificate:
+    """The certificate of this report, behind the one before it; signed, where there is a key."""
     content: dict[str, Any] = {
         "kind": KIND,
-        "version": VERSION,
+        "version": VERSION if key is None else VERSION_SIGNED,
         "holdfast": __version__,
         "chain": {
             "subject": report.subject,
@@ -105,7 +122,10 @@ def certify(report: Report, before: Certificate | None) -> Certificate:
     }
     # Through JSON once, so that what is hashed is what a reader of the file will hash.
     document = json.loads(canonical(content))
-    return Certificate({**document, HASH: content_hash(document)})
+    document[HASH] = content_hash(document)
+    if key is not None:
+        document[SIGNATURE] = signature_of(document[HASH], key)
+    return Certificate(document)
 
 
 # ------------------------------------------------------------------------ files
@@ -122,9 +142,9 @@ def read(path: str) -> Certificate:
         raise CertificateError(f"{path} is no certificate: it is not JSON ({error})") from error
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise CertificateError(f"{path} is no certificate of an audit")
-    if document.get("version") != VERSION:
+    if document.get("version") not in (VERSION, VERSION_SIGNED):
         raise CertificateError(
-            f"{path} has version {document.get('version')!r}; this holdfast reads version {VERSION}"
+            f"{path} has version {document.get('version')!r}; this holdfast reads {VERSION} and {VERSION_SIGNED}"
         )
     found = Certificate(document, path)
     try:
@@ -169,13 +189,13 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def write(report: Report, where: str) -> Certificate:
+def write(report: Certified, where: str, key: Ed25519PrivateKey | None = None) -> Certificate:
     """Add the certificate of this report to a directory, or put it in a file, chained to the one that stood there.
 
     A path that ends in `.json` is a file unless it is a directory; anything else is a directory, made when missing.
     """
     if os.path.isdir(where) or not where.endswith(".json"):
-        return _write_in_directory(report, where)
+        return _write_in_directory(report, where, key)
     try:
         before: Certificate | None = read(where)
     except UsageError:
@@ -185,17 +205,17 @@ def write(report: Report, where: str) -> Certificate:
             f"{where} holds a certificate of {before.subject!r}, not of {report.subject!r}: name another file, or a "
             "directory, which can hold both"
         )
-    made = certify(report, before)
+    made = certify(report, before, key)
     os.makedirs(os.path.dirname(os.path.abspath(where)), exist_ok=True)
     write_atomically(RealFileSystem(), os.path.abspath(where), _text(made))
     return Certificate(made.document, where)
 
 
-def _write_in_directory(report: Report, directory: str) -> Certificate:
+def _write_in_directory(report: Certified, directory: str, key: Ed25519PrivateKey | None) -> Certificate:
     os.makedirs(directory, exist_ok=True)
     files = RealFileSystem()
     for _ in range(ATTEMPTS_MAX):
-        made = certify(report, newest(directory, report.subject))
+        made = certify(report, newest(directory, report.subject), key)
         path = os.path.join(os.path.abspath(directory), file_name(report.subject, made.number))
         aside = f"{path}.{uuid.uuid4().hex[:12]}.new"
         write_atomically(files, aside, _text(made))
@@ -263,10 +283,12 @@ def expand(paths: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def verify(paths: Sequence[str], expected: str | None = None) -> list[Verified]:
+def verify(
+    paths: Sequence[str], expected: str | None = None, key: Ed25519PublicKey | None = None
+) -> list[Verified]:
     """Each chain among these files, by subject, and the first link of each that does not hold.
 
-    `expected` is the hash of the newest certificate, kept elsewhere.
+    `expected` is the hash of the newest certificate, kept elsewhere; with a key, each has to be signed by it.
     """
     chains: dict[str, list[Certificate]] = {}
     unreadable: dict[str, str] = {}
@@ -280,7 +302,7 @@ def verify(paths: Sequence[str], expected: str | None = None) -> list[Verified]:
             continue
         chains.setdefault(found.subject, []).append(found)
     results = [
-        _verify_chain(subject, found, _of_subject(subject, unreadable), expected)
+        _verify_chain(subject, found, _of_subject(subject, unreadable), expected, key)
         for subject, found in sorted(chains.items())
     ]
     if expected is not None and not any(
@@ -319,7 +341,11 @@ def _is_hash(found: str, expected: str) -> bool:
 
 
 def _verify_chain(
-    subject: str, found: Iterable[Certificate], unreadable: Sequence[str], expected: str | None
+    subject: str,
+    found: Iterable[Certificate],
+    unreadable: Sequence[str],
+    expected: str | None,
+    key: Ed25519PublicKey | None,
 ) -> Verified:
     chain = tuple(sorted(found, key=lambda each: (each.number, each.path)))
     if unreadable:
@@ -331,19 +357,27 @@ def _verify_chain(
         )
     if expected is None:
         notes.append("nothing holds the newest one: keep its hash elsewhere, and give it as --expect")
+    if key is None and any(SIGNATURE in each.document for each in chain):
+        notes.append(
+            "signatures were held against the keys that the certificates name: give yours as --public-key"
+        )
     before: Certificate | None = None
     for each in chain:
-        problem = _broken(each, before)
+        problem = _broken(each, before, key)
         if problem:
             return Verified(subject, chain, problem, tuple(notes))
         before = each
     return Verified(subject, chain, "", tuple(notes))
 
 
-def _broken(each: Certificate, before: Certificate | None) -> str:
+def _broken(each: Certificate, before: Certificate | None, key: Ed25519PublicKey | None) -> str:
     actual = content_hash(each.document)
     if actual != each.sha256:
         return f"{each.name} was changed: its content has the hash {actual}, and it says {each.sha256}"
+    signature = each.document.get(SIGNATURE)
+    wrong = wrong_signature(actual, signature, key) if signature is not None or key is not None else ""
+    if wrong:
+        return f"{each.name} {wrong}"
     if before is None:
         if each.number == 1 and each.previous is not None:
             return f"{each.name} is the first of its chain, and names one before it"

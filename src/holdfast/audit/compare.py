@@ -61,12 +61,28 @@ class Holding:
         """Rows of partitions that are not of the scope; ("", -1) are those that name none."""
         self.misnumbered: dict[Place, list[Offsets]] = {}
         """Rows that say they are not the only one of their record, where nothing makes several."""
+        self.erased: dict[Place, Counts] = {}
+        """Those among the counts that are no longer there; of partitions where there are any."""
+        self.rows_erased = 0
         self._numbered: dict[Place, list[npt.NDArray[np.int64]]] = {}
         self._places = {(place.topic, place.partition): place for place in spans}
 
     def add(self, batches: Iterable[LineageBatch]) -> None:
         for batch in batches:
             self._add(batch)
+
+    def add_erased(self, batches: Iterable[LineageBatch]) -> None:
+        """Rows that were here and were taken out on purpose: they count as rows, and are known as such."""
+        before = self.rows
+        for batch in batches:
+            self._add(batch)
+            place = self._places.get((batch.topic, batch.partition))
+            if place is not None:
+                start, end = self.spans[place]
+                at = batch.offsets - start
+                counts = self.erased.setdefault(place, np.zeros(max(0, end - start), np.uint16))
+                np.add.at(counts, at[(at >= 0) & (at < end - start)], 1)
+        self.rows_erased += self.rows - before
 
     def _add(self, batch: LineageBatch) -> None:
         self.rows += len(batch)

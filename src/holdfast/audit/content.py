@@ -1,25 +1,19 @@
 """Whether rows hold what their record says: the evidence against values that stand under another's lineage.
 
-Places alone cannot tell two rows whose lineage was exchanged, nor a value that was changed where it lies. So while the
-source is walked, the fields of every record are hashed to 64 bits and kept by offset, one array for each set of fields
-that some sink holds unchanged (`plain_columns`); the rows of the sinks are hashed in the same form and compared, place
-by place. Dead letters are compared by the bytes of key and value.
+Places alone cannot tell two rows whose lineage was exchanged, nor a value that was changed where it lies. So what each
+record must look like in a sink is hashed (`cells`) and kept by offset, one array for each set of columns; the rows of
+the sinks are hashed in the same form and compared, place by place. Two say what must be there: the walk of
+the source, for columns that no step computes (`plain_columns`), and Spark, for those that steps compute.
 
-The form is that of the source's type: what a sink keeps as text (PostgreSQL's copy, JSON in a topic) is read back as
-that type first. Texts are hashed by Python's own keyed hash, so hashes mean something within one process only.
-
-The contents of all sinks of a pipeline held against the source: which columns, which rows, and what differs.
-
-Compared are the columns that no step computes (`plain_columns`), of rows that were made by the definition at hand: an
-entry of the ledger with another fingerprint was made by other rules, and its rows are left alone and named as such. A
-topic's values are compared where they are the JSON of columns; dead letters as the bytes of key and value.
+Compared are rows that were made by the definition at hand, or by one that says the same of their sink. Of a topic, the
+key, the value (as JSON of columns, or as bytes) and the headers are compared; of dead letters key, value and headers as
+bytes.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -28,149 +22,97 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.audit.compare import finding
-from holdfast.audit.decoding import Decode, SourceDecoder
-from holdfast.audit.model import Examined, Fate, Finding, Unproven
-from holdfast.audit.sinks.base import SinkReader, SinkScope
-from holdfast.pipeline.definition.columns import plain_columns
-from holdfast.pipeline.definition.model import (
-    Decoding,
-    DeltaSink,
-    Field,
-    KafkaSink,
-    ParquetSink,
-    PipelineDefinition,
-    PostgresSink,
-    SinkDefinition,
+from holdfast.audit.cells import (
+    Flags,
+    Hashes,
+    as_type,
+    has_no_number,
+    hash_rows,
+    json_decoder,
+    keeps_exactly,
 )
-from holdfast.pipeline.definition.streams import is_tap
-from holdfast.pipeline.formats import compile_decoder
+from holdfast.audit.compare import finding
+from holdfast.audit.coverage import ANY
+from holdfast.audit.decoding import Decode, SourceDecoder
+from holdfast.audit.model import ColumnCoverage, Examined, Fate
+from holdfast.audit.sinks.base import SinkReader, SinkScope
+from holdfast.audit.sinks.headers import without
+from holdfast.client.messages import ID_HEADER, ORIGIN_ID_HEADER
+from holdfast.pipeline.definition.columns import PlainColumns, plain_columns
+from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, PostgresSink, SinkDefinition
+from holdfast.pipeline.definition.streams import has_own_rows
+from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 
-Hashes = npt.NDArray[np.uint64]
-Columns = tuple[str, ...]
-"""Names of the source's columns, in order: what one array of hashes is made of."""
+Columns = tuple[tuple[str, str], ...]
+"""Of a sink, by name, and what of a record each must show: what one array of hashes is made of."""
+Spans = Mapping[Place, tuple[int, int]]
 
-RAW: Final[Columns] = ("_key", "_raw")
-"""Key and value as bytes."""
-_NULL: Final = np.uint64(0x9E3779B97F4A7C15)
-_M1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_M2: Final = np.uint64(0x94D049BB133111EB)
-
-
-class Incomparable(Exception):
-    """Values that cannot be read as the source's type."""
-
-
-def is_comparable(kind: pa.DataType) -> bool:
-    """Nested values are not compared: their form differs from sink to sink."""
-    return not pa.types.is_nested(kind)
-
-
-# ---------------------------------------------------------------------------- hashing
-
-
-def hash_rows(columns: Mapping[str, pa.Array]) -> Hashes:
-    """One number for each row, of all its columns."""
-    total: Hashes | None = None
-    for name, values in columns.items():
-        salt = np.uint64(zlib.crc32(name.encode()) * 0x9E3779B1 & 0xFFFFFFFFFFFFFFFF)
-        hashed = _mixed(_hash_values(values) + salt)
-        total = hashed if total is None else total + hashed
-    assert total is not None, "rows without columns have nothing to compare"
-    return total
+KEY: Final = "_key"
+RAW: Final = "_raw"
+HEADERS: Final = "_headers"
+NO_HEADERS: Final = "_no_headers"
+TOMBSTONE: Final = "_tombstone"
+TIME: Final = "_timestamp"
+RECORD: Final[Columns] = (("headers", HEADERS), ("key", KEY), ("value", RAW))
+"""A record as it came."""
+KEY_BY: Final = "_key_by:"
+"""Before the column that is a record's key in a topic: of a tombstone, which has none, the record's own."""
+OF_RECORD: Final = {
+    KEY: (pa.binary(), "binary"),
+    TIME: (pa.timestamp("us", tz="UTC"), "timestamp"),
+    TOMBSTONE: (pa.bool_(), "boolean"),
+}
+"""What a step knows of a record beside the columns of its value."""
+LINEAGE: Final = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
+FIELD: Final = "value."
+OURS: Final = r"^hf-(dlt|retry)-|^hf-source$"
+"""Headers that holdfast adds on the way."""
+_STRUCT_JSON: Final = re.compile(r"\s*to_json\s*\(\s*struct\s*\(([\w\s,`]*)\)\s*\)\s*", re.IGNORECASE)
+_NAME: Final = re.compile(r"\s*`?(\w+)`?\s*")
+_TIMES: Final = re.compile(r"\btimestamp")
 
 
-def _mixed(values: Hashes) -> Hashes:
-    values = (values ^ (values >> np.uint64(30))) * _M1
-    values = (values ^ (values >> np.uint64(27))) * _M2
-    return values ^ (values >> np.uint64(31))
+def made_by(marks: Collection[str], batches: Iterable[Entry], spans: Spans) -> dict[Place, Flags]:
+    """The offsets that batches of definitions with these fingerprints have taken."""
+    found = {place: np.zeros(max(0, end - start), np.bool_) for place, (start, end) in spans.items()}
+    for entry in batches:
+        for place, span in entry.range.spans.items() if entry.fingerprint in marks else ():
+            if place in spans:
+                start = spans[place][0]
+                found[place][max(0, span.start - start) : max(0, span.end - start)] = True
+    return found
 
 
-def _hash_values(values: pa.Array) -> Hashes:
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    kind = values.type
-    if pa.types.is_dictionary(kind):
-        values = values.dictionary_decode()
-        kind = values.type
-    if pa.types.is_floating(kind):
-        numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
-        numbers = np.where(np.isnan(numbers), np.nan, numbers) + 0.0  # one NaN, one zero
-        hashed = numbers.view(np.uint64)
-    elif _is_whole(kind):
-        hashed = pc.fill_null(_as_integers(values), 0).to_numpy(zero_copy_only=False).view(np.uint64)
-    else:
-        if pa.types.is_decimal(kind):
-            values = values.cast(pa.string())
-        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-            values = values.cast(pa.large_binary())
-        items = values.to_pylist()
-        hashed = np.fromiter(map(hash, items), np.int64, len(items)).view(np.uint64)
-    if values.null_count:
-        hashed = np.where(values.is_null().to_numpy(zero_copy_only=False), _NULL, hashed)
-    return hashed
-
-
-def _is_whole(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_integer(kind) or types.is_boolean(kind) or types.is_date(kind) or types.is_timestamp(kind)
-    )
-
-
-def _as_integers(values: pa.Array) -> pa.Array:
-    if pa.types.is_timestamp(values.type):
-        values = values.cast(pa.timestamp("us", tz=values.type.tz))
-    elif pa.types.is_date(values.type):
-        values = values.cast(pa.date32()).cast(pa.int32())
-    return values.cast(pa.int64())
-
-
-# ---------------------------------------------------------------------------- reading back
-
-
-def as_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """What a sink holds, in the source's type; `Incomparable` where it cannot be read so."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if values.type == kind:
-        return values
-    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
-    try:
-        if is_text and pa.types.is_boolean(kind):
-            is_true = pc.is_in(values, pa.array(["t", "true"], values.type))
-            return pc.if_else(values.is_null(), pa.scalar(None, pa.bool_()), is_true)
-        if is_text and pa.types.is_binary(kind):
-            return pa.array(
-                [None if each is None else bytes.fromhex(each[2:]) for each in values.to_pylist()], kind
-            )
-        if is_text and pa.types.is_timestamp(kind):
-            return values.cast(pa.timestamp("us", tz=kind.tz))
-        return values.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        raise Incomparable(str(error)) from error
-
-
-# ---------------------------------------------------------------------------- the source's side
+# ---------------------------------------------------------------------------- what must be there
 
 
 @dataclass
-class SourceContent:
-    """What the records of the scope hold, as hashes by offset. An observer of the walk."""
+class Expected:
+    """What rows must hold, as hashes by offset; 0 where nothing is known. An observer of the walk."""
 
-    scope: Mapping[Place, tuple[int, int]]
+    scope: Spans
     """First offset, and the one behind the last."""
-    sets: Sequence[Columns]
-    """The sets of columns that sinks will ask for."""
-    only: Mapping[Columns, Mapping[Place, npt.NDArray[np.bool_]]] = field(default_factory=dict)
+    sets: Sequence[Columns] = ()
+    """Of the source, while it is walked."""
+    only: Mapping[Columns, Mapping[Place, Flags]] = field(default_factory=dict)
     """Of sets that are wanted for few offsets of the scope: for which."""
     hashes: dict[tuple[Place, Columns], Hashes] = field(default_factory=dict)
+    counts: dict[tuple[Place, Columns], npt.NDArray[np.uint16]] = field(default_factory=dict)
+    """Rows of a record, where there may be several: the hash is the sum of theirs."""
 
-    def __post_init__(self) -> None:
-        for place, (start, end) in self.scope.items():
-            for columns in self.sets:
-                self.hashes[place, columns] = np.zeros(max(0, end - start), np.uint64)
+    @property
+    def needs_headers(self) -> bool:
+        """Of few records, and none where there are no dead letters."""
+        return any(columns == RECORD and self._is_wanted(columns) for columns in self.sets)
+
+    def _is_wanted(self, columns: Columns) -> bool:
+        only = self.only.get(columns)
+        return only is None or any(flags.any() for flags in only.values())
+
+    def array(self, place: Place, columns: Columns) -> Hashes:
+        start, end = self.scope[place]
+        return self.hashes.setdefault((place, columns), np.zeros(max(0, end - start), np.uint64))
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
         if not self.sets or place not in self.scope or batch.num_rows == 0:
@@ -185,300 +127,158 @@ class SourceContent:
                 chosen[is_inside] = self.only[columns][place][at[is_inside]]
                 if not chosen.any():
                     continue
-            found = {name: _source_column(name, batch, decoded) for name in columns}
+            found = {name: _of_source(must, batch, decoded) for name, must in columns}
             if not chosen.all():
                 found = {name: values.filter(pa.array(chosen)) for name, values in found.items()}
-            self.hashes[place, columns][at[chosen]] = hash_rows(found)
+            self.array(place, columns)[at[chosen]] = hash_rows(found)
 
-    def inside(self, place: Place, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those in the scope."""
-        start, end = self.scope[place]
-        return offsets[(offsets >= start) & (offsets < end)]
-
-    def different(
-        self, place: Place, columns: Columns, offsets: npt.NDArray[np.int64], hashed: Hashes
-    ) -> npt.NDArray[np.int64]:
-        """The offsets of the scope whose record does not hold this.
-
-        What is no record (expired, compacted away, aborted) has no hash: whether a row may be there is not asked here.
-        """
-        start, end = self.scope[place]
-        is_inside = (offsets >= start) & (offsets < end)
-        offsets, hashed = offsets[is_inside], hashed[is_inside]
-        known = self.hashes[place, columns][offsets - start]
-        found: npt.NDArray[np.int64] = offsets[(known != hashed) & (known != 0)]
-        return found
+    def put(self, columns: Columns, table: pa.Table) -> None:
+        """Rows that must be there, with their lineage and these columns."""
+        hashed = hash_rows({name: table.column(must) for name, must in columns})
+        for place, rows, offsets in by_place(table, self.scope):
+            at = offsets - self.scope[place][0]
+            sums, counts = self.array(place, columns), self.counts.get((place, columns))
+            if counts is None:
+                counts = self.counts[place, columns] = np.zeros(len(sums), np.uint16)
+            np.add.at(sums, at, hashed[rows])
+            np.add.at(counts, at, 1)
 
 
-def _source_column(name: str, batch: pa.RecordBatch, decoded: Decode) -> pa.Array:
-    if name == "_raw":
-        return batch.column("value")
-    if name == "_key":
-        return batch.column("key")
+def _of_source(name: str, batch: pa.RecordBatch, decoded: Decode) -> pa.Array:
+    """What a record shows under this name."""
+    match name:
+        case "_raw":
+            return batch.column("value")
+        case "_key":
+            return batch.column("key")
+        case "_tombstone":
+            return batch.column("value").is_null()
+        case "_timestamp":
+            times = batch.column("timestamp").cast(OF_RECORD[TIME][0])
+            return pc.if_else(pc.less(times.cast(pa.int64()), 0), None, times)  # -1: no time
+        case "_headers":
+            return without(batch.column("headers"), OURS, renamed=(ID_HEADER, ORIGIN_ID_HEADER))
+        case "_no_headers":
+            return pa.array(np.zeros(batch.num_rows, np.int32))
+    if name.startswith(KEY_BY):
+        column = decoded().columns[name.removeprefix(KEY_BY)].cast(pa.binary())
+        of_tombstone = pc.if_else(
+            batch.column("value").is_null(), batch.column("key").cast(pa.binary()), None
+        )
+        return pc.coalesce(column, of_tombstone)
     return decoded().columns[name]
 
 
-# ---------------------------------------------------------------------------- content check
-
-
-Spans = Mapping[Place, tuple[int, int]]
-LINEAGE: Final = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
-_STRUCT_JSON: Final = re.compile(r"\s*to_json\s*\(\s*struct\s*\(([\w\s,`]*)\)\s*\)\s*", re.IGNORECASE)
-_NOT_NUMBERS: Final = re.compile(rb'"(?:NaN|-?Infinity)"')
-_EXACT: Final[Mapping[str, tuple[str, ...]]] = {
-    "boolean": ("boolean",),
-    "tinyint": ("smallint", "integer", "bigint"),
-    "smallint": ("smallint", "integer", "bigint"),
-    "int": ("integer", "bigint"),
-    "bigint": ("bigint",),
-    "float": ("real", "double precision"),
-    "double": ("double precision",),
-    "string": ("text", "character varying"),
-    "binary": ("bytea",),
-    "date": ("date",),
-    "timestamp": ("timestamp with time zone",),
-    "timestamp_ntz": ("timestamp without time zone",),
-}
-"""Types of PostgreSQL that keep every value of ours as it is; a table made by hand may have others, which round."""
+# ---------------------------------------------------------------------------- what is there
 
 
 @dataclass(frozen=True)
 class Plan:
     """How one sink's rows are compared."""
 
-    columns: Columns
-    """Of the source."""
-    named: Mapping[str, str]
-    """The source's name by the sink's."""
-    is_json: bool = False
-    is_raw: bool = False
-    starts: Mapping[Place, int] = field(default_factory=dict)
-    """By partition, from which offset on rows were made by this definition."""
+    sink: str
+    columns: Mapping[str, str]
+    """Of the sink, with what they must be. Of a topic's value the fields, as `value.NAME`."""
+    types: Mapping[str, tuple[pa.DataType, str]]
+    """Of what they must be: in Arrow's words and in Spark's."""
+    is_topic: bool = False
+    covers: tuple[str, ...] = ()
+    """The columns of the coverage that are compared."""
+    made: Mapping[Place, Flags] | None = None
+    """The offsets of which rows are compared; nothing: all of the scope."""
+
+    @property
+    def key(self) -> Columns:
+        return tuple(sorted(self.columns.items()))
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Of the reader."""
+        return ("key", "value", "headers") if self.is_topic else tuple(self.columns)
+
+    def cells(self, table: pa.Table) -> tuple[dict[str, pa.Array], Flags, Flags]:
+        """In the types of what they must be; rows that cannot be read so, and rows of which that cannot be told."""
+        found: dict[str, pa.Array] = {}
+        wrong, unsure = np.zeros(table.num_rows, np.bool_), np.zeros(table.num_rows, np.bool_)
+        fields = [name for name in self.columns if self.is_topic and name.startswith(FIELD)]
+        if fields:
+            texts = table.column("value").combine_chunks().cast(pa.binary())
+            listed = tuple((name.removeprefix(FIELD), self.types[self.columns[name]][1]) for name in fields)
+            columns, errors = json_decoder(listed).decode(texts)
+            found |= dict(zip(fields, columns, strict=True))
+            wrong |= errors.is_valid().to_numpy(zero_copy_only=False)
+            unsure |= wrong & has_no_number(texts)
+        for name, must in self.columns.items():
+            if name in found:
+                continue
+            kind, ddl = self.types[must]
+            if must in (HEADERS, NO_HEADERS):
+                own = without(table.column("headers").combine_chunks(), OURS)
+                found[name] = own if must == HEADERS else pc.list_value_length(own)
+            elif must == TOMBSTONE and self.is_topic:
+                found[name] = table.column("value").is_null()
+            elif name in table.column_names:
+                values = table.column(name)
+                found[name], failed = as_type(values, kind, ddl)
+                wrong |= failed
+                if failed.any() and pa.types.is_nested(kind):
+                    unsure |= failed & has_no_number(values)
+            else:
+                found[name] = pa.nulls(table.num_rows, kind)
+        return found, wrong & ~unsure, unsure
 
 
-class ContentCheck:
-    """One audit's comparison of contents."""
-
-    def __init__(self, definition: PipelineDefinition, decoder: SourceDecoder, fingerprint: str = "") -> None:
-        self._definition = definition
-        self._decoder = decoder
-        self._fingerprint = fingerprint
-        """Of the definition; nothing: every entry counts as made by it."""
-        self._plans: dict[str, Plan] = {}
-        self._unproven: list[Unproven] = []
-        self.computed: dict[str, str] = {}
-        """By sink with columns that steps compute: which steps."""
-        self._source: SourceContent | None = None
-
-    def begin(
-        self,
-        readers: Sequence[SinkReader],
-        spans: Spans,
-        dead: Mapping[Place, npt.NDArray[np.bool_]] | None = None,
-    ) -> SourceContent | None:
-        """What has to see the source for this; nothing when there is nothing to compare.
-
-        `dead` says which offsets are dead letters: of no others are key and value needed as bytes.
-        """
-        sinks: dict[str, SinkDefinition] = {sink.name: sink for sink in self._definition.sinks}
-        for reader in readers:
-            plan = self._planned(reader, sinks.get(reader.name))
-            if plan is not None and plan.columns:
-                self._plans[reader.name] = plan
-        sets = tuple(dict.fromkeys(plan.columns for plan in self._plans.values()))
-        if sets:
-            self._source = SourceContent(dict(spans), sets, {} if dead is None else {RAW: dead})
-        return self._source
-
-    def examine(self, readers: Sequence[SinkReader]) -> Examined:
-        """After the walk."""
-        findings: list[Finding] = []
-        for reader in readers:
-            plan = self._plans.get(reader.name)
-            if plan is not None and self._source is not None:
-                findings += _compared(reader, plan, self._source, self._decoder)
-        return Examined(tuple(findings), tuple(self._unproven))
-
-    def compared(self, sink: str) -> Collection[str]:
-        """The columns of a sink that are compared."""
-        return self._plans[sink].named if sink in self._plans else ()
-
-    def not_evaluated(self) -> Examined:
-        """What an audit says that does not evaluate the steps again."""
-        return Examined(
-            unproven=tuple(
-                Unproven(
-                    f"columns in {sink} that steps compute",
-                    f"what {steps} made of the records is not evaluated again; --spark does",
-                )
-                for sink, steps in self.computed.items()
-            )
-        )
-
-    # ------------------------------------------------------------------------ planning
-
-    def _planned(self, reader: SinkReader, sink: SinkDefinition | None) -> Plan | None:
-        if sink is None:  # the dead letters
-            return self._since(reader, Plan(RAW, {"_key": "key", "_raw": "value"}, is_raw=True))
-        if any(is_tap(step) and step.name == sink.rows for step in self._definition.steps):
-            return None  # rows that a step made: aggregates are recomputed elsewhere, others are not proven
-        plain = plain_columns(self._definition, self._decoder.types, sink.rows)
-        types = self._decoder.types
-        named = {name: source for name, source in plain.columns.items() if is_comparable(types[source])}
-        named, is_json = self._held(reader, sink, named)
-        if plain.computed:
-            self.computed[sink.name] = ", ".join(repr(name) for name in plain.computed)
-        elif not named:
-            self._unproven.append(
-                Unproven(f"the contents of {sink.name}", "none of its columns is a plain field of the source")
-            )
-        columns = tuple(sorted(set(named.values())))
-        return self._since(reader, Plan(columns, named, is_json=is_json))
-
-    def _held(
-        self, reader: SinkReader, sink: SinkDefinition, named: dict[str, str]
-    ) -> tuple[dict[str, str], bool]:
-        """Those columns that the sink keeps, exactly; and whether as JSON."""
-        match sink:
-            case ParquetSink() | DeltaSink():
-                return {name: each for name, each in named.items() if name not in sink.partition_by}, False
-            case PostgresSink():
-                types = cast("Mapping[str, str]", getattr(reader, "column_types", {}))
-                return {
-                    name: each
-                    for name, each in named.items()
-                    if keeps_exactly(types.get(name, ""), self._decoder.ddl[each])
-                }, False
-            case KafkaSink():
-                if sink.value is None:
-                    stored = {name: each for name, each in named.items() if not name.startswith("_")}
-                    return stored, True
-                match = _STRUCT_JSON.fullmatch(sink.value)
-                listed = {each.strip(" `\n\t") for each in match[1].split(",")} if match else set()
-                return {name: each for name, each in named.items() if name in listed}, True
-
-    def _since(self, reader: SinkReader, plan: Plan) -> Plan | None:
-        """Rows of entries that this definition made, and of all after them."""
-        entries = reader.entries()
-        if not self._fingerprint or plan.is_raw:
-            return plan
-        others = [entry for entry in entries if entry.fingerprint != self._fingerprint and entry.range]
-        if not others:
-            return plan
-        last = others[-1]
-        self._unproven.append(
-            Unproven(
-                f"the contents of rows in {reader.name} up to batch {last.number}",
-                "they were made by another version of the definition; their places are compared, their values not",
-            )
-        )
-        if last.number == entries[-1].number:
-            return None
-        starts = {place: at.offset for place, at in last.positions.at.items()}
-        return Plan(plan.columns, plan.named, plan.is_json, plan.is_raw, starts)
-
-
-def keeps_exactly(held: str, ddl: str) -> bool:
-    """Whether a column of PostgreSQL of this type keeps every value of this type of ours as it is."""
-    base = held.split("(")[0]
-    if ddl.startswith("decimal"):
-        return held in ("numeric", ddl.replace("decimal", "numeric"))
-    if base == "character varying" and "(" in held:
-        return True  # too long a text is refused, never cut
-    return base in _EXACT.get(ddl, ())
-
-
-# ---------------------------------------------------------------------------- comparing
-
-
-def _compared(reader: SinkReader, plan: Plan, source: SourceContent, decoder: SourceDecoder) -> list[Finding]:
-    wrong: dict[Place, list[npt.NDArray[np.int64]]] = {}
-    by_name = {(place.topic, place.partition): place for place in source.scope}
-    read = _reading(plan, decoder)
-    columns = ("key", "value") if plan.is_json or plan.is_raw else tuple(plan.named)
-    for table in reader.table_batches(columns, SinkScope(source.scope)):
+def compare(reader: SinkReader, plan: Plan, expected: Expected, detail: str) -> Examined:
+    """The rows of a sink against what must be there."""
+    count = 0
+    differing: dict[Place, list[npt.NDArray[np.int64]]] = {}
+    sums: dict[Place, tuple[Hashes, npt.NDArray[np.uint16]]] = {}
+    for table in reader.table_batches(plan.asked, SinkScope(expected.scope)):
         if table.num_rows == 0:
             continue
-        hashed, states = read(table)
-        for place, rows, offsets in _by_place(table, by_name):
-            judged = (states[rows] != LEFT) & (offsets >= plan.starts.get(place, 0))
-            rows, offsets = rows[judged], offsets[judged]
-            is_read = states[rows] == READ
-            found = np.union1d(
-                source.different(place, plan.columns, offsets[is_read], hashed[rows[is_read]]),
-                source.inside(place, offsets[~is_read]),
-            )
+        cells, wrong, unsure = plan.cells(table)
+        hashed = hash_rows({name: cells[name] for name, _ in plan.key})
+        hashed[wrong] += np.uint64(1)
+        for place, rows, offsets in by_place(table, expected.scope):
+            at = offsets - expected.scope[place][0]
+            judged = ~unsure[rows] if plan.made is None else ~unsure[rows] & plan.made[place][at]
+            must = expected.array(place, plan.key)[at]
+            judged &= (
+                must != 0
+            )  # expired, compacted away, aborted: whether a row may be there is not asked here
+            if (place, plan.key) in expected.counts:
+                counts = expected.counts[place, plan.key]
+                total, held = sums.setdefault(
+                    place, (np.zeros(len(counts), np.uint64), np.zeros_like(counts))
+                )
+                np.add.at(total, at[judged], hashed[rows[judged]])
+                np.add.at(held, at[judged], 1)
+                continue
+            count += int(judged.sum())
+            found = offsets[judged & (must != hashed[rows])]
             if len(found):
-                wrong.setdefault(place, []).append(found)
-    what = (
-        "key and value are not those of the record"
-        if plan.is_raw
-        else (
-            "the row does not hold what the record at its place says (" + ", ".join(sorted(plan.named)) + ")"
-        )
+                differing.setdefault(place, []).append(found)
+    for place, (total, held) in sums.items():
+        # Where there are more or fewer rows than must be, that is told by whoever counts them.
+        is_same = held == expected.counts[place, plan.key]
+        count += int(held[is_same].sum(dtype=np.int64))
+        is_other = is_same & (held > 0) & (total != expected.array(place, plan.key))
+        if is_other.any():
+            differing[place] = [np.flatnonzero(is_other).astype(np.int64) + expected.scope[place][0]]
+    return Examined(
+        tuple(
+            finding(Fate.ALTERED, reader.name, place, np.unique(np.concatenate(parts)), detail)
+            for place, parts in sorted(differing.items())
+        ),
+        coverage=tuple(ColumnCoverage(reader.name, name, count) for name in plan.covers),
     )
-    return [
-        finding(Fate.ALTERED, reader.name, place, np.unique(np.concatenate(parts)), what)
-        for place, parts in sorted(wrong.items())
-    ]
 
 
-States = npt.NDArray[np.int8]
-UNREADABLE: Final = np.int8(0)
-READ: Final = np.int8(1)
-LEFT: Final = np.int8(2)
-"""JSON has no word for a number that is none; a value with one is left alone."""
-Read = Callable[[pa.Table], tuple[Hashes, States]]
-"""The hashes of a table's rows, and what each of them is."""
-
-
-def _reading(plan: Plan, decoder: SourceDecoder) -> Read:
-    if plan.is_raw:
-        return _read_raw
-    if plan.is_json:
-        return _json_reading(plan, decoder)
-
-    def read(table: pa.Table) -> tuple[Hashes, States]:
-        columns: dict[str, pa.Array] = {}
-        for name, source in plan.named.items():
-            try:
-                columns[source] = as_type(table.column(name), decoder.types[source])
-            except Incomparable:
-                return np.zeros(table.num_rows, np.uint64), np.full(table.num_rows, UNREADABLE)
-        return _in_order(columns, plan), np.full(table.num_rows, READ)
-
-    return read
-
-
-def _in_order(columns: Mapping[str, pa.Array], plan: Plan) -> Hashes:
-    return hash_rows({name: columns[name] for name in plan.columns})
-
-
-def _read_raw(table: pa.Table) -> tuple[Hashes, States]:
-    columns = {"_key": table.column("key"), "_raw": table.column("value")}
-    return hash_rows({name: columns[name] for name in RAW}), np.full(table.num_rows, READ)
-
-
-def _json_reading(plan: Plan, decoder: SourceDecoder) -> Read:
-    fields = tuple(Field(name, decoder.ddl[source], required=False) for name, source in plan.named.items())
-    values = compile_decoder(Decoding("json", fields))
-
-    def read(table: pa.Table) -> tuple[Hashes, States]:
-        texts = table.column("value").combine_chunks().cast(pa.binary())
-        columns, errors = values.decode(texts)
-        by_name = dict(zip(plan.named.values(), columns, strict=True))
-        states = np.full(table.num_rows, READ)
-        for row in np.flatnonzero(errors.is_valid().to_numpy(zero_copy_only=False)).tolist():
-            states[row] = LEFT if _NOT_NUMBERS.search(texts[row].as_py()) else UNREADABLE
-        return _in_order(by_name, plan), states
-
-    return read
-
-
-def _by_place(
-    table: pa.Table, places: Mapping[tuple[str, int], Place]
+def by_place(
+    table: pa.Table, scope: Spans
 ) -> Iterator[tuple[Place, npt.NDArray[np.intp], npt.NDArray[np.int64]]]:
-    """The rows of each partition, and their offsets; rows from elsewhere are not ours to compare."""
+    """The rows of each partition that lie in the scope, and their offsets; rows from elsewhere are not ours."""
+    places = {(place.topic, place.partition): place for place in scope}
     topics = table.column(LINEAGE[0]).combine_chunks()
     if not pa.types.is_dictionary(topics.type):
         topics = pc.dictionary_encode(topics)
@@ -491,5 +291,181 @@ def _by_place(
     for code in np.unique(mixed).tolist():
         place = None if code < 0 else places.get((names[code >> 32], code & 0xFFFFFFFF))
         if place is not None:
-            rows = np.flatnonzero(mixed == code)
+            start, end = scope[place]
+            rows = np.flatnonzero((mixed == code) & (offsets >= start) & (offsets < end))
             yield place, rows, offsets[rows]
+
+
+# ---------------------------------------------------------------------------- what is compared with what
+
+
+def plan_of(
+    reader: SinkReader,
+    sink: SinkDefinition | None,
+    names: Mapping[str, str],
+    types: Mapping[str, tuple[pa.DataType, str]],
+    *,
+    is_all: bool,
+) -> tuple[Plan, list[ColumnCoverage]]:
+    """Of the columns that are known of a sink's rows, by their names there: which are compared, and why others not.
+
+    `is_all`: there are no others.
+    """
+    whys: list[ColumnCoverage] = []
+    match sink:
+        case None:
+            kinds = dict.fromkeys((KEY, RAW, HEADERS), OF_RECORD[KEY])
+            return Plan(reader.name, dict(RECORD), kinds, is_topic=True, covers=tuple(dict(RECORD))), whys
+        case KafkaSink():
+            found, covers = _topic(sink, names, types, is_all=is_all)
+            kinds = {**types, NO_HEADERS: (pa.int32(), "int")}
+            kinds |= {must: OF_RECORD[KEY] for must in found.values() if must.startswith(KEY_BY)}
+            return Plan(reader.name, found, kinds, is_topic=True, covers=covers), whys
+    stored = {name: must for name, must in names.items() if not name.startswith("_") or name == "_unknown"}
+    if isinstance(sink, PostgresSink):
+        held = cast("Mapping[str, str]", getattr(reader, "column_types", {}))
+        for name, must in list(stored.items()):
+            if not keeps_exactly(held.get(name, ""), types[must][1]):
+                del stored[name]
+                why = f"the table's type {held.get(name, '')} does not keep every {types[must][1]}"
+                whys.append(ColumnCoverage(reader.name, name, why=why))
+    return Plan(reader.name, stored, types, covers=tuple(stored)), whys
+
+
+def _topic(
+    sink: KafkaSink,
+    names: Mapping[str, str],
+    types: Mapping[str, tuple[pa.DataType, str]],
+    *,
+    is_all: bool,
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Of a topic: the parts of a record with what they must be, and which of them are known whole."""
+    found: dict[str, str] = {}
+    covers: list[str] = []
+    key = names.get(KEY, "") if sink.key is None else _plain_name(sink.key, names)
+    if key and types[key][1] in ("string", "binary"):
+        found["key"] = key if key in OF_RECORD or TOMBSTONE not in names else KEY_BY + key
+        covers.append("key")
+    fields = {name: must for name, must in names.items() if not name.startswith("_") or name == "_unknown"}
+    is_whole = is_all
+    if sink.value is not None:
+        listed = _STRUCT_JSON.fullmatch(sink.value)
+        named = {each.strip(" `\n\t") for each in listed[1].split(",")} if listed else set()
+        fields = {name: must for name, must in fields.items() if name in named}
+        # Without options, `to_json` writes times with three digits, and leaves out what is null.
+        is_whole = bool(named) and named == set(fields)
+        fields = {name: must for name, must in fields.items() if not _TIMES.search(types[must][1])}
+        is_whole = is_whole and named == set(fields)
+    found |= {FIELD + name: must for name, must in fields.items()} if is_whole else {}
+    if is_whole and TOMBSTONE in names:
+        found["tombstone"] = TOMBSTONE
+    if (
+        sink.value is not None
+        and (raw := _plain_name(sink.value, names))
+        and types[raw][1] in ("string", "binary")
+    ):
+        found["value"], is_whole = raw, True
+    if is_whole:
+        covers.append("value")
+    if not sink.headers:
+        found["headers"] = NO_HEADERS
+        covers.append("headers")
+    return found, tuple(covers)
+
+
+def _plain_name(expression: str, names: Mapping[str, str]) -> str:
+    """What an expression that is a name must be; nothing for others."""
+    match = _NAME.fullmatch(expression)
+    return "" if match is None else names.get(match[1], "")
+
+
+class ContentCheck:
+    """One audit's comparison of contents with the source."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        decoder: SourceDecoder,
+        marks: Callable[[str], Collection[str]] | None = None,
+    ) -> None:
+        self._definition = definition
+        self._types = {name: (kind, decoder.ddl[name]) for name, kind in decoder.types.items()} | OF_RECORD
+        self._marks = marks
+        """By sink, the fingerprints of definitions that say the same of it; nothing: every entry counts."""
+        self._plans: dict[str, Plan] = {}
+        self._unspoken: list[ColumnCoverage] = []
+        self.computed: dict[str, str] = {}
+        """By sink with columns that steps compute: which steps."""
+        self._expected = Expected({})
+
+    def begin(
+        self, readers: Sequence[SinkReader], spans: Spans, dead: Mapping[Place, Flags] | None = None
+    ) -> Expected | None:
+        """What has to see the source for this; nothing when there is nothing to compare.
+
+        `dead` says which offsets are dead letters: of no others is the record needed as it came.
+        """
+        sinks: dict[str, SinkDefinition] = {sink.name: sink for sink in self._definition.sinks}
+        for reader in readers:
+            sink = sinks.get(reader.name)
+            if sink is not None and any(
+                has_own_rows(step) and step.name == sink.rows for step in self._definition.steps
+            ):
+                continue  # rows that a step made: aggregates are recomputed elsewhere, others are not proven
+            plain = self._plain(sink)
+            if plain.computed:
+                self.computed[reader.name] = ", ".join(map(repr, plain.computed))
+            plan, whys = plan_of(reader, sink, plain.columns, self._types, is_all=not plain.computed)
+            self._unspoken += whys
+            if plan.columns:
+                self._plans[reader.name] = self._since(reader, plan, spans)
+        sets = tuple(dict.fromkeys(plan.key for plan in self._plans.values()))
+        self._expected = Expected(dict(spans), sets, {} if dead is None else {RECORD: dead})
+        return self._expected if sets else None
+
+    def _plain(self, sink: SinkDefinition | None) -> PlainColumns:
+        if sink is None:
+            return PlainColumns({})
+        return plain_columns(self._definition, self._types, sink.rows)
+
+    def _since(self, reader: SinkReader, plan: Plan, spans: Spans) -> Plan:
+        """Rows of entries that this definition made, or one that says the same of the sink."""
+        if self._marks is None or plan.key == RECORD:
+            return plan
+        marks = self._marks(reader.name)
+        others = [entry for entry in reader.entries() if entry.fingerprint not in marks and entry.range]
+        if not others:
+            return plan
+        why = f"rows up to batch {others[-1].number} were made by another version of the definition"
+        self._unspoken += [ColumnCoverage(reader.name, name, why=why) for name in (ANY, *plan.covers)]
+        made = made_by(marks, reader.entries(), spans)
+        return Plan(plan.sink, plan.columns, plan.types, plan.is_topic, plan.covers, made)
+
+    def examine(self, readers: Sequence[SinkReader]) -> Examined:
+        """After the walk."""
+        examined = Examined(coverage=tuple(self._unspoken))
+        for reader in readers:
+            plan = self._plans.get(reader.name)
+            if plan is not None:
+                examined += compare(reader, plan, self._expected, _detail(plan))
+        return examined
+
+    def compared(self, sink: str) -> Collection[str]:
+        """The columns of a sink that are compared."""
+        return self._plans[sink].covers if sink in self._plans else ()
+
+    def not_evaluated(self) -> Examined:
+        """What an audit says that does not evaluate the steps again."""
+        return Examined(
+            coverage=tuple(
+                ColumnCoverage(sink, ANY, why=f"{steps} made it, which --spark evaluates again")
+                for sink, steps in self.computed.items()
+            )
+        )
+
+
+def _detail(plan: Plan) -> str:
+    if plan.key == RECORD:
+        return "key, value and headers are not those of the record"
+    names = sorted(name.removeprefix(FIELD) for name in plan.columns)
+    return f"the row does not hold what the record at its place says ({', '.join(names)})"

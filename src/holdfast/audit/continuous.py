@@ -116,7 +116,7 @@ class Incremental:
             unproven=(*report.unproven, *(_unseen(before) if since is not None else ())),
         )
         certificate = self.keep(report)
-        if report.verdict is Verdict.PROVEN:
+        if report.verdict.exit_code == 0:
             self._advance(None if since is None else old, report, before, certificate)
         return report
 

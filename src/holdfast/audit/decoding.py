@@ -6,18 +6,24 @@ columns, null. The key's fields come under `_key_`. A record that cannot be deco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.audit.cells import hash_values
+from holdfast.audit.lineage import as_ranges
+from holdfast.audit.model import Examined, Fate, Finding
 from holdfast.pipeline.definition.model import Decoding, Source
 from holdfast.pipeline.formats import Decoder, compile_decoder
 from holdfast.pipeline.positions import Place
 
 KEY_PREFIX: Final = "_key_"
+SAMPLE_ROWS: Final = 8
+"""Of each batch that the reader gives, decoded a second time."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,19 @@ class Observer(Protocol):
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
         """Records of one partition; its batches come in the order of offsets."""
+
+
+class Computing(Protocol):
+    """Somebody who makes again what steps compute; a step that is not evaluated gives nothing."""
+
+    def rows(self, stream: str, columns: Mapping[str, str]) -> Iterator[pa.Table] | None:
+        """Of the rows that reach a step, or that a sink takes: their lineage, and these expressions by name."""
+
+    def aggregates(
+        self, step: str, members: pa.Table, aggregates: Mapping[str, str]
+    ) -> Mapping[str, Mapping[int, Any]]:
+        """Of rows that reach a step, in groups (`topic`, `partition`, `offset`, `order`, `group`): each aggregate by
+        group. Rows of a group are taken by `order`, then by place."""
 
 
 class SourceDecoder:
@@ -61,14 +80,16 @@ class SourceDecoder:
     def _values(self) -> list[Decoder]:
         return [*([] if self._default is None else [self._default]), *self._own.values()]
 
-    def decode(self, topic: str, batch: pa.RecordBatch) -> DecodedBatch:
-        """A batch as the reader gives it: records of one partition."""
+    def decode(self, topic: str, batch: pa.RecordBatch, *, plainly: bool = False) -> DecodedBatch:
+        """A batch as the reader gives it: records of one partition. `plainly`: one by one, without machine code."""
         decoder = self._own.get(topic) or self._default
         assert decoder is not None, f"topic {topic!r} has no decoding"
-        columns, errors = decoder.decode(batch.column("value"))
+        decode = decoder.decode_plainly if plainly else decoder.decode
+        columns, errors = decode(batch.column("value"))
         found = {field.name: column for field, column in zip(decoder.arrow_fields, columns, strict=True)}
         if self._key is not None:
-            columns, key_errors = self._key.decode(batch.column("key"))
+            decode = self._key.decode_plainly if plainly else self._key.decode
+            columns, key_errors = decode(batch.column("key"))
             found |= {
                 field.name: column for field, column in zip(self._key.arrow_fields, columns, strict=True)
             }
@@ -90,6 +111,51 @@ class SourceDecoder:
             return kept[0]
 
         return decoded
+
+
+class PlainSample:
+    """Looks on while the source is walked (an `Observer`): some records of each batch are decoded once more, plainly.
+
+    Engine and audit decode by the same machine code. Where that says something else than the plain decoders, both are
+    wrong and agree.
+    """
+
+    def __init__(self, decoder: SourceDecoder) -> None:
+        self._decoder = decoder
+        self._taken = 0
+        self._other: dict[Place, list[int]] = {}
+
+    def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
+        rows = np.unique(
+            np.linspace(0, batch.num_rows - 1, min(SAMPLE_ROWS, batch.num_rows)).astype(np.int64)
+        )
+        chosen = pa.array(rows)
+        plain, found = self._decoder.decode(place.topic, batch.take(chosen), plainly=True), decoded()
+        differs = plain.errors.is_null().to_numpy(zero_copy_only=False) != found.errors.take(
+            chosen
+        ).is_null().to_numpy(zero_copy_only=False)
+        for name, column in plain.columns.items():
+            differs |= hash_values(column) != hash_values(found.columns[name].take(chosen))
+        self._taken += len(rows)
+        if differs.any():
+            offsets = batch.column("offset").take(chosen).to_numpy()
+            self._other.setdefault(place, []).extend(offsets[differs].tolist())
+
+    def examine(self) -> Examined:
+        detail = "the plain decoder makes something else of these records than the one that pipelines and audits use"
+        found = [
+            Finding(
+                Fate.ALTERED,
+                "",
+                place,
+                tuple(as_ranges(np.array(offsets, np.int64))),
+                len(offsets),
+                detail=detail,
+            )
+            for place, offsets in sorted(self._other.items())
+        ]
+        note = f"{self._taken:,} records were decoded a second time, by the plain decoders"
+        return Examined(tuple(found), notes=(note,) if self._taken else ())
 
 
 def _has_default(source: Source) -> bool:

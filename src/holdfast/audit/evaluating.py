@@ -11,6 +11,7 @@ Numbers of JSON are texts as they are spelled, objects and arrays are JSON witho
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -35,7 +36,7 @@ MOMENT: Final = pa.timestamp("us", "UTC")
 WHOLE: Final = re.compile(r"[+-]?\d+")
 FITS: Final = r"^[+-]?\d{1,18}$"
 """Whole numbers that fit 64 bits for certain."""
-NUMBER: Final = r"^-?\d{1,300}(\.\d{1,300})?([eE][+-]?\d{1,3})?$"
+NUMBER: Final = re.compile(r"-?[0-9]{1,300}(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?")
 
 
 class Kind(StrEnum):
@@ -124,8 +125,9 @@ class Evaluator:
                 holds &= is_null if each.comparison == "is null" else ~is_null
                 continue
             right = self._value(batch, each.right)
-            bad |= right.bad
-            holds &= _compared(left, right, each.comparison)
+            holding, wordy = _compared(left, right, each.comparison)
+            bad |= right.bad | wordy
+            holds &= holding
         return holds & ~bad, bad
 
     def _value(self, batch: pa.RecordBatch, expression: Expression) -> Values:
@@ -160,39 +162,50 @@ class Evaluator:
                 self._read[Field(field.name, path)] = Values(array, bad)
 
 
-_COMPARED: Final[Mapping[str, Callable[[pa.Array, pa.Array], pa.Array]]] = {
-    "=": pc.equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
+_COMPARED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 
 
-def _compared(left: Values, right: Values, comparison: str) -> Flags:
-    """Whether it holds, row by row; null never does, nor does a word against a number.
+def _compared(left: Values, right: Values, comparison: str) -> tuple[Flags, Flags]:
+    """Whether it holds, row by row; null never does, nor is a word equal or unequal to a number. And where nobody can
+    say: which of a word and a number is greater.
 
-    Both sides are numbers where one of them is a whole number or where greater and smaller are asked for, unless they
-    are moments: those are compared as texts, which ISO 8601 allows.
+    Both sides are numbers, exact ones, where one of them is a whole number or where greater and smaller are asked for,
+    unless they are moments: those are compared as texts, which ISO 8601 allows.
     """
     types = pa.types
     kinds = [side.array.type for side in (left, right)]
     is_number = comparison not in ("=", "!=") or any(map(types.is_integer, kinds))
+    wordy = np.zeros(len(left.array), np.bool_)
     if is_number and not any(map(types.is_timestamp, kinds)):
         sides = [_numbers(side) for side in (left, right)]
+        if comparison not in ("=", "!="):
+            for side, numbers in zip((left, right), sides, strict=True):
+                wordy |= side.array.is_valid().to_numpy(zero_copy_only=False) & [
+                    each is None for each in numbers
+                ]
     else:
-        sides = [as_text(side).array for side in (left, right)]
-    holds = pc.fill_null(_COMPARED[comparison](*sides), False)
-    return np.asarray(holds.to_numpy(zero_copy_only=False), np.bool_)
+        sides = [as_text(side).array.to_pylist() for side in (left, right)]
+    compare = _COMPARED[comparison]
+    pairs = zip(*sides, strict=True)
+    holds = [one is not None and other is not None and compare(one, other) for one, other in pairs]
+    return np.array(holds, np.bool_), wordy
 
 
-def _numbers(values: Values) -> pa.Array:
-    """As doubles, null for what is no number."""
+def _numbers(values: Values) -> list[int | Decimal | None]:
+    """As they are, without rounding; nothing for what is no number."""
     if pa.types.is_integer(values.array.type):
-        return values.array.cast(pa.float64())
-    trimmed = pc.utf8_trim_whitespace(as_text(values).array)
-    return pc.if_else(pc.match_substring_regex(trimmed, NUMBER), trimmed, None).cast(pa.float64())
+        return list(values.array.to_pylist())
+    encoded = pc.dictionary_encode(as_text(values).array)
+    texts = (each.strip() for each in encoded.dictionary.to_pylist())
+    known = [Decimal(each) if NUMBER.fullmatch(each) else None for each in texts]
+    return [None if at is None else known[at] for at in encoded.indices.to_pylist()]
 
 
 # ---------------------------------------------------------------------------- functions
@@ -471,6 +484,8 @@ def shown(value: bytes | None, columns: int, parts_shown: int = 100) -> str:
         if length == b"-":
             parts.append("null")
             rest = rest.removeprefix(b":")
+        elif not length.isdigit():
+            break  # a long value, of which only the beginning is here
         else:
             parts.append(_shown_one(rest[: int(length)]))
             rest = rest[int(length) + 1 :]

@@ -27,7 +27,7 @@ from holdfast.audit.evaluating import Evaluator, Kind
 from holdfast.audit.foreign_databases import PostgresTable, SqliteTable
 from holdfast.audit.foreign_files import DeltaTableRows, ParquetTable
 from holdfast.audit.foreign_rows import ForeignTable, RowBatch
-from holdfast.audit.heaps import Numbers
+from holdfast.audit.matched_values import Numbers
 from holdfast.audit.matching import Call, Condition, Expression, Field, Match, parse_match
 from holdfast.audit.record_walk import await_decided
 from holdfast.client.dead_letter_dialects import read_failure

@@ -76,11 +76,14 @@ def _head(report: Report) -> str:
 def _verdict(report: Report) -> str:
     explained = {
         Verdict.PROVEN: "Every offset in the scope is accounted for, and the sinks hold what they should, once.",
+        Verdict.UNALTERED: "Every offset is accounted for; what was not recomputed is what its digest says.",
+        Verdict.ACCEPTED: "Every offset is accounted for, and each column that is trusted was accepted by its name.",
         Verdict.FAILED: f"{len(report.findings):,} finding{'' if len(report.findings) == 1 else 's'}, listed below.",
         Verdict.INCONCLUSIVE: "Nothing was found wrong, and something that had to be looked at could not be.",
     }[report.verdict]
+    css = Verdict.PROVEN if report.verdict.exit_code == 0 else report.verdict
     return (
-        f'<div class="verdict {report.verdict}"><strong>{escaped(words.verdict_line(report))}</strong>'
+        f'<div class="verdict {css}"><strong>{escaped(words.verdict_line(report))}</strong>'
         f"<p>{escaped(explained)}</p></div>"
     )
 

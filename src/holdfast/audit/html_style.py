@@ -14,7 +14,7 @@ STYLE: Final = """
   --proven: #14804a; --proven-back: #e3f5ea; --failed: #c01f2e; --failed-back: #fdeaea;
   --inconclusive: #96640a; --inconclusive-back: #fdf3dc;
   --output: #3f7fd6; --aggregated: #6f63d8; --superseded: #86a3cb; --filtered: #a9b4c0; --duplicate: #b196dc;
-  --late: #dfae3f; --dead_letter: #e08142; --pending: #d5dae1;
+  --late: #dfae3f; --dead_letter: #e08142; --erased: #c9a66b; --pending: #d5dae1;
   --lost: #d3202f; --duplicated: #cc1e96; --extra: #7a22c4; --altered: #8a4b14;
 }
 @media (prefers-color-scheme: dark) {
@@ -24,7 +24,7 @@ STYLE: Final = """
     --proven: #5ed598; --proven-back: #12301f; --failed: #ff7b84; --failed-back: #3a161a;
     --inconclusive: #f0c05a; --inconclusive-back: #352810;
     --output: #5b97ea; --aggregated: #8d82f0; --superseded: #5d7ba6; --filtered: #66727f; --duplicate: #a184d3;
-    --late: #d9a93f; --dead_letter: #e28a4e; --pending: #3d4753;
+    --late: #d9a93f; --dead_letter: #e28a4e; --erased: #a3824a; --pending: #3d4753;
     --lost: #ff4d5b; --duplicated: #f657c1; --extra: #b26bff; --altered: #d08a4a;
   }
 }

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree
 
 from holdfast.audit import words
-from holdfast.audit.model import Finding, Report, Unproven
+from holdfast.audit.model import Finding, Report
 
 SUITE = "holdfast audit"
 
@@ -23,7 +23,7 @@ class Case:
     classname: str
     name: str
     findings: Sequence[Finding] = ()
-    gaps: Sequence[Unproven] = ()
+    gaps: Sequence[str] = ()
     output: list[str] = field(default_factory=list)
 
 
@@ -40,8 +40,13 @@ def cases(report: Report) -> Iterator[Case]:
     named = {sink.name for sink in report.sinks}
     for sink in report.sinks:
         here = [each for each in report.findings if each.sink == sink.name]
-        said = f"{sink.rows:,} rows, {sink.entries:,} entries of the ledger"
-        yield Case(f"{base}.sinks", f"{sink.name} ({sink.kind})", here, output=[said])
+        lines = [f"{sink.rows:,} rows, {sink.entries:,} entries of the ledger"]
+        lines += [
+            f"{each.name}: {each.recomputed:,} recomputed, {each.unaltered:,} unaltered, {each.trusted:,} trusted"
+            for each in report.coverage
+            if each.sink == sink.name
+        ]
+        yield Case(f"{base}.sinks", f"{sink.name} ({sink.kind})", here, output=lines)
     for window in report.windows:
         said = f"{window.recomputed:,} of {window.windows:,} windows made again from the source"
         yield Case(f"{base}.windows", f"{window.step} in {window.sink}", output=[said])
@@ -51,7 +56,7 @@ def cases(report: Report) -> Iterator[Case]:
     yield Case(
         base,
         "everything that had to be looked at was",
-        gaps=[each for each in report.unproven if each.is_gap],
+        gaps=() if report.findings else report.reasons,
         output=[f"not proven: {each.what}: {each.why}" for each in report.unproven if not each.is_gap],
     )
 
@@ -94,9 +99,8 @@ def _element(case: Case) -> ElementTree.Element:
         )
         failure.text = _clean("\n".join(each.what() for each in case.findings))
     if case.gaps:
-        message = f"{case.gaps[0].what}: {case.gaps[0].why}"
-        error = ElementTree.SubElement(element, "error", {"type": "inconclusive", "message": _clean(message)})
-        error.text = _clean("\n".join(f"{each.what}: {each.why}" for each in case.gaps))
+        attributes = {"type": "inconclusive", "message": _clean(case.gaps[0])}
+        ElementTree.SubElement(element, "error", attributes).text = _clean("\n".join(case.gaps))
     if case.output:
         ElementTree.SubElement(element, "system-out").text = _clean("\n".join(case.output))
     return element

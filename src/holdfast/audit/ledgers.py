@@ -52,6 +52,8 @@ class Chain:
     examined: Examined = field(default_factory=Examined)
     begins_anew: bool = False
     """It had a ledger before this one, which was forgotten or lost, and that was said to be meant."""
+    added_at: Mapping[Place, int] = field(default_factory=dict)
+    """Where the first ledger that it ever had began, as far as those of the other sinks tell."""
 
 
 def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Chain:
@@ -97,6 +99,21 @@ def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Cha
         Examined(tuple(found), tuple(unproven)),
         begins_anew=bool(entries) and entries[0].generation > 0,
     )
+
+
+def added_at(sink: str, others: Iterable[Sequence[Entry]]) -> dict[Place, int]:
+    """Where the others stood when this sink came, which began there: no entry up to then names it, and every one since
+    does. Nothing where that is not known: it was there from the start, or their ledgers do not go back so far."""
+    found: dict[Place, int] = {}
+    for entries in others:
+        first = next((at for at, entry in enumerate(entries) if sink in entry.others), None)
+        if first is None:
+            continue
+        if first == 0 or not entries[first - 1].others:  # an earlier holdfast named no others
+            return {}
+        for place, at in entries[first - 1].positions.at.items():
+            found[place] = min(found.get(place, at.offset), at.offset)
+    return found
 
 
 def _continues(sink: str, standing: Positions, entry: Entry) -> list[Finding]:

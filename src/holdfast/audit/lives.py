@@ -14,6 +14,7 @@ from holdfast.audit import words
 from holdfast.audit.sinks.base import DeadLetterRow
 from holdfast.audit.stored import Stored, codec_name, shown_bytes
 from holdfast.pipeline.aside import LATE_FOR
+from holdfast.pipeline.definition.streams import DUPLICATES, LATE
 from holdfast.pipeline.ledger import Entry
 
 ENDS: Final[Mapping[str, str]] = {
@@ -222,6 +223,10 @@ def _absent(sink: SinkLife, number: str) -> str:
     instead = sink.instead
     if instead is not None and instead.topic:
         return f"no row of it{number}; for {instead.key} it has the row made of {instead.name}"
+    if sink.takes.endswith((f".{LATE}", f".{DUPLICATES}")):
+        step, _, kind = sink.takes.rpartition(".")
+        what = "came too late for it" if kind == LATE else "it had seen before"
+        return f"no row of it: only rows of step {step!r} that {what} are there{number}"
     if sink.takes:
         return f"no row that can be told to hold it: not closed yet, or its key is made by a step{number}"
     return f"no row of it{number}"

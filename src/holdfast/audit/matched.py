@@ -25,8 +25,8 @@ from holdfast.audit.compare import finding
 from holdfast.audit.evaluating import Evaluator, Kind, shown
 from holdfast.audit.foreign_rows import ForeignTable
 from holdfast.audit.foreign_tables import DeadLetters
-from holdfast.audit.heaps import RECORD_COLUMNS, ROW_COLUMNS, Buckets, Heap, Numbers, Outcome, compare
 from holdfast.audit.lineage import as_ranges
+from holdfast.audit.matched_values import Buckets, MatchedValues, Numbers, Outcome
 from holdfast.audit.matching import Condition
 from holdfast.audit.model import (
     AuditError,
@@ -51,6 +51,7 @@ from holdfast.audit.record_walk import (
 )
 from holdfast.audit.source import keys_at
 from holdfast.pipeline.positions import Place
+from holdfast.pipeline.scratch import ScratchDatabase
 from holdfast.reader import Cluster, TopicPartition
 from holdfast.reader.errors import OffsetGone
 
@@ -90,7 +91,8 @@ def audit_matched(question: Question) -> Report:
     for attempt in range(ATTEMPTS):
         with tempfile.TemporaryDirectory(prefix="holdfast-audit-") as directory:
             try:
-                report = _Audit(question, kinds, directory).run()
+                with ScratchDatabase(directory) as database:
+                    report = _Audit(question, kinds, MatchedValues(database)).run()
                 break
             except OffsetGone as gone:
                 if attempt == ATTEMPTS - 1:
@@ -101,11 +103,11 @@ def audit_matched(question: Question) -> Report:
 
 
 class _Audit:
-    def __init__(self, question: Question, kinds: Sequence[Kind], directory: str) -> None:
+    def __init__(self, question: Question, kinds: Sequence[Kind], values: MatchedValues) -> None:
         self._question = question
         self._table = question.table
         self._kinds = kinds
-        self._directory = directory
+        self._values = values
         self._wheres: list[str] = []
         self._evaluator = Evaluator(question.table.match.expressions, question.conditions)
         self._findings: list[Finding] = []
@@ -115,18 +117,13 @@ class _Audit:
         """By place: records at the end that may be on their way."""
 
     def run(self) -> Report:
-        rows = self._read_rows()
+        self._read_rows()
         with Cluster(self._question.settings) as cluster:
             grounds = grounds_of(cluster, self._question.scopes)
-            records = Heap(RECORD_COLUMNS, f"{self._directory}/records")
-            walked = walk(cluster, grounds, self._evaluator, self._kinds, records)
+            walked = walk(cluster, grounds, self._evaluator, self._kinds, self._values)
             buckets = Buckets.between(walked.first_ms, walked.last_ms)
-            outcome = compare(
-                records,
-                rows,
-                buckets,
-                is_distinct=self._question.is_distinct,
-                nulls_apart=bool(walked.unread_count),
+            outcome = self._values.compare(
+                buckets, is_distinct=self._question.is_distinct, nulls_apart=bool(walked.unread_count)
             )
             self._expired(walked)
             self._unreadable(cluster, walked, outcome)
@@ -141,8 +138,7 @@ class _Audit:
 
     # The sink
 
-    def _read_rows(self) -> Heap:
-        heap = Heap(ROW_COLUMNS, f"{self._directory}/rows")
+    def _read_rows(self) -> None:
         for batch in self._table.rows():
             if not self._wheres or self._wheres[-1] != batch.where:
                 self._wheres.append(batch.where)
@@ -154,9 +150,7 @@ class _Audit:
             good = ~values.bad
             self._unread_rows += int(values.bad.sum())
             array = values.array if good.all() else values.array.filter(pa.array(good))
-            source = np.full(len(array), len(self._wheres) - 1)
-            heap.add(array, {"source": source, "row": numbers[good]})
-        return heap
+            self._values.add_rows(array, len(self._wheres) - 1, numbers[good])
 
     # What was found
 
@@ -200,10 +194,9 @@ class _Audit:
     def _lost(self, cluster: Cluster, grounds: Sequence[Ground], outcome: Outcome) -> dict[int, int]:
         """Records that no row stands for; returns how many of them were set aside, by place."""
         letters: dict[int, int] = {}
-        total = sum(len(each) for parts in outcome.lost.values() for each in parts)
-        for place in sorted(outcome.lost):
+        total = sum(map(len, outcome.lost.values()))
+        for place, offsets in sorted(outcome.lost.items()):
             ground = grounds[place]
-            offsets = outcome.offsets(outcome.lost, place)
             aside = self._question.dead_letters.offsets.get(
                 TopicPartition(ground.place.topic, ground.place.partition), np.zeros(0, np.int64)
             )
@@ -259,8 +252,7 @@ class _Audit:
                 "values repeat, and the log has forgotten offsets: the rows may stand for those",
             )
             return
-        for place in sorted(outcome.duplicated):
-            offsets = outcome.offsets(outcome.duplicated, place)
+        for place, offsets in sorted(outcome.duplicated.items()):
             count = outcome.duplicated_rows.get(place, len(offsets))
             detail = f"{count:,} row{'s' if count > 1 else ''} too many"
             self._findings.append(
@@ -277,7 +269,7 @@ class _Audit:
         if not outcome.extra:
             return
         left = outcome.extra
-        if outcome.extra_values:
+        if len(outcome.extra_values):
             left -= self._explained(cluster, walked, outcome)
         if left <= 0:
             return
@@ -314,7 +306,7 @@ class _Audit:
 
         Returns how many rows they are.
         """
-        values = pa.concat_arrays(outcome.extra_values)
+        values = outcome.extra_values
         look = (cluster, walked.grounds, self._evaluator, self._kinds, values)
         ends = {ground.place: ground.log_end for ground in walked.grounds}
         committed: dict[Place, Numbers] = {}
@@ -341,7 +333,7 @@ class _Audit:
             if not pc.is_in(pa.scalar(each.value, pa.large_binary()), value_set=known).as_py()
         ]
         hits = pc.is_in(values, value_set=known, skip_nulls=True).to_numpy(zero_copy_only=False)
-        return int(np.concatenate(outcome.extra_counts)[hits].sum())
+        return int(outcome.extra_counts[hits].sum())
 
     def _note_extra(self, found: Mapping[Place, Numbers], why: str) -> None:
         for place, offsets in sorted(found.items()):

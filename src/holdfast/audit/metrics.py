@@ -6,50 +6,70 @@ The names are a promise to alert rules. `holdfast_audit_verdict` has one series 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final, Literal
+from typing import Final
 
 from holdfast.audit import words
-from holdfast.audit.model import Fate, Report, Verdict
+from holdfast.audit.model import Evidence, Fate, Report, Verdict
 from holdfast.audit.proven import Proven
-from holdfast.errors import UsageError
+from holdfast.exposition import Family, Numbers, table
 
-LOOPBACK: Final = "127.0.0.1"
-POLL_S: Final = 0.1
-"""How often the server looks whether it is to end."""
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-Kind = Literal["counter", "gauge"]
+_SUBJECT: Final = ("subject",)
+_PLACE: Final = ("subject", "topic", "partition")
+_FATE: Final = ("subject", "fate")
+_VERDICT: Final = ("subject", "verdict")
 
-NAMES: Final[Mapping[str, tuple[Kind, str]]] = {
-    "holdfast_audit_runs_total": ("counter", "Audits that came to a verdict, by verdict."),
-    "holdfast_audit_errors_total": ("counter", "Audits that came to none: something could not be reached."),
-    "holdfast_audit_full_runs_total": ("counter", "Audits that looked at everything again."),
-    "holdfast_audit_verdict": ("gauge", "1 for the newest verdict, 0 for the others."),
-    "holdfast_audit_last_run_timestamp_seconds": ("gauge", "When the newest audit began."),
-    "holdfast_audit_last_proven_timestamp_seconds": (
+FAMILIES: Final = table(
+    Family("holdfast_audit_runs_total", "counter", "Audits that came to a verdict, by verdict.", _VERDICT),
+    Family(
+        "holdfast_audit_errors_total",
+        "counter",
+        "Audits that came to none: something could not be reached.",
+        _SUBJECT,
+    ),
+    Family("holdfast_audit_full_runs_total", "counter", "Audits that looked at everything again.", _SUBJECT),
+    Family("holdfast_audit_verdict", "gauge", "1 for the newest verdict, 0 for the others.", _VERDICT),
+    Family("holdfast_audit_last_run_timestamp_seconds", "gauge", "When the newest audit began.", _SUBJECT),
+    Family(
+        "holdfast_audit_last_proven_timestamp_seconds",
         "gauge",
         "When the newest audit that was proven began; 0: none.",
+        _SUBJECT,
     ),
-    "holdfast_audit_duration_seconds": ("gauge", "How long the newest audit took."),
-    "holdfast_audit_records": ("gauge", "Records by fate: all that was looked at since the last full audit."),
-    "holdfast_audit_findings": ("gauge", "Findings of the newest audit, by fate."),
-    "holdfast_audit_unproven": (
+    Family("holdfast_audit_duration_seconds", "gauge", "How long the newest audit took.", _SUBJECT),
+    Family(
+        "holdfast_audit_records",
+        "gauge",
+        "Records by fate: all that was looked at since the last full audit.",
+        _FATE,
+    ),
+    Family("holdfast_audit_findings", "gauge", "Findings of the newest audit, by fate.", _FATE),
+    Family(
+        "holdfast_audit_unproven",
         "gauge",
         "What the newest audit could not prove; gap: it kept the verdict open.",
+        ("subject", "gap"),
     ),
-    "holdfast_audit_proven_offset": ("gauge", "Every offset below is accounted for."),
-    "holdfast_audit_log_end_offset": ("gauge", "Where the source's log ended when the newest audit began."),
-    "holdfast_audit_sink_lag_offsets": (
+    Family(
+        "holdfast_audit_cells",
+        "gauge",
+        "Cells of the newest audit: recomputed, unaltered or trusted.",
+        ("subject", "evidence"),
+    ),
+    Family("holdfast_audit_proven_offset", "gauge", "Every offset below is accounted for.", _PLACE),
+    Family(
+        "holdfast_audit_log_end_offset",
+        "gauge",
+        "Where the source's log ended when the newest audit began.",
+        _PLACE,
+    ),
+    Family(
+        "holdfast_audit_sink_lag_offsets",
         "gauge",
         "Offsets between where a sink stands and the end of the log.",
+        ("subject", "sink"),
     ),
-}
-
-Labels = tuple[tuple[str, str], ...]
+)
 
 
 @dataclass
@@ -57,13 +77,13 @@ class AuditMetrics:
     """The numbers of one subject; read by the server's threads while the audits write."""
 
     subject: str
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _values: dict[str, dict[Labels, float]] = field(default_factory=dict)
+    _numbers: Numbers = field(init=False)
 
     def __post_init__(self) -> None:
+        self._numbers = Numbers(FAMILIES, subject=self.subject)
         for verdict in Verdict:
             self._set("holdfast_audit_verdict", 0, verdict=verdict)
-            self._set("holdfast_audit_runs_total", 0, verdict=verdict)
+            self._numbers.add("holdfast_audit_runs_total", 0, verdict=verdict)
         for name in (
             "holdfast_audit_errors_total",
             "holdfast_audit_full_runs_total",
@@ -73,7 +93,7 @@ class AuditMetrics:
 
     def observe(self, report: Report, proven: Proven | None, *, was_full: bool) -> None:
         """An audit came to a verdict; `proven` is what is proven after it."""
-        with self._lock:
+        with self._numbers.lock:
             for verdict in Verdict:
                 self._set("holdfast_audit_verdict", verdict is report.verdict, verdict=verdict)
             self._add("holdfast_audit_runs_total", verdict=report.verdict)
@@ -81,14 +101,14 @@ class AuditMetrics:
                 self._add("holdfast_audit_full_runs_total")
             self._set("holdfast_audit_last_run_timestamp_seconds", report.started_ms / 1000)
             self._set("holdfast_audit_duration_seconds", report.took_ms / 1000)
-            if report.verdict is Verdict.PROVEN:
+            if report.verdict.exit_code == 0:
                 self._set("holdfast_audit_last_proven_timestamp_seconds", report.started_ms / 1000)
             self._observe_records(report, proven)
             self._observe_places(report, proven)
 
     def observe_error(self, at_ms: int) -> None:
         """An audit could not be made."""
-        with self._lock:
+        with self._numbers.lock:
             self._add("holdfast_audit_errors_total")
             self._set("holdfast_audit_last_run_timestamp_seconds", at_ms / 1000)
 
@@ -104,6 +124,8 @@ class AuditMetrics:
         for is_gap in (False, True):
             found = sum(1 for each in report.unproven if each.is_gap is is_gap)
             self._set("holdfast_audit_unproven", found, gap=str(is_gap).lower())
+        for evidence in Evidence:
+            self._set("holdfast_audit_cells", report.cells(evidence), evidence=evidence)
 
     def _observe_places(self, report: Report, proven: Proven | None) -> None:
         for account in report.partitions:
@@ -115,75 +137,11 @@ class AuditMetrics:
             self._set("holdfast_audit_sink_lag_offsets", lag, sink=sink)
 
     def _set(self, name: str, value: float, **labels: str) -> None:
-        self._values.setdefault(name, {})[self._labels(labels)] = float(value)
+        self._numbers.set(name, float(value), **labels)
 
     def _add(self, name: str, **labels: str) -> None:
-        series = self._values.setdefault(name, {})
-        key = self._labels(labels)
-        series[key] = series.get(key, 0.0) + 1
-
-    def _labels(self, labels: Mapping[str, str]) -> Labels:
-        return (("subject", self.subject), *((name, str(value)) for name, value in labels.items()))
+        self._numbers.add(name, 1, **labels)
 
     def text(self) -> str:
         """All of it, as Prometheus reads it."""
-        lines = []
-        with self._lock:
-            for name, (kind, meaning) in NAMES.items():
-                series = self._values.get(name)
-                if not series:
-                    continue
-                lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
-                lines += [f"{name}{{{_pairs(labels)}}} {value:.15g}" for labels, value in series.items()]
-        return "\n".join(lines) + "\n"
-
-
-def _pairs(labels: Labels) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """`9400`, or `0.0.0.0:9400` for those who mean it: without a host only this machine can look."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise UsageError(f"{text!r} is no port, and no host and port")
-    return host or LOOPBACK, int(port)
-
-
-@contextmanager
-def served(metrics: AuditMetrics, host: str, port: int) -> Iterator[int]:
-    """The metrics at `/metrics` while within; gives the port, which is a free one for 0."""
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
-        """Seconds a client may take: a connection that says nothing holds a thread."""
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] != "/metrics":
-                self.send_error(404, "only /metrics is here")
-                return
-            body = metrics.text().encode("utf-8", "backslashreplace")
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name for it
-            """Being asked every few seconds is not worth a line."""
-
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="audit-metrics", daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        return self._numbers.text()

@@ -6,8 +6,14 @@ names in a document are left alone, so that an older reader takes a newer certif
 The rules of the verdict:
 
 - `failed`: something is lost, there twice, there and never produced, or not what the source says. It wins over all.
-- `inconclusive`: nothing was found wrong, and something that had to be looked at could not be (`Unproven.is_gap`).
-- `proven`: every offset of the scope is accounted for. What was taken on the pipeline's word is still listed.
+- `inconclusive`: nothing was found wrong, and something that had to be looked at could not be (`Unproven.is_gap`), or
+  a cell is trusted that nobody has accepted by name.
+- `accepted`: cells are trusted, and somebody has accepted each of their columns by name.
+- `unaltered`: every cell is recomputed, or is what its digest says was written.
+- `proven`: every offset of the scope is accounted for, and every cell is recomputed.
+
+A cell is one column of one row of a sink; a nested value is one cell, since it is compared as a whole. What a step let
+go is no cell of any sink: it stands under the sink `steps`, with the step for its column and a cell for each record.
 """
 
 from __future__ import annotations
@@ -63,6 +69,8 @@ class Fate(StrEnum):
     DUPLICATE = "duplicate"
     LATE = "late"
     FILTERED = "filtered"
+    ERASED = "erased"
+    """Taken out of the sinks on purpose, as an entry of their ledgers says."""
     PENDING = "pending"
     """Beyond what a sink's ledger has: not yet."""
     LOST = "lost"
@@ -83,12 +91,29 @@ FAULTS: Final = frozenset({Fate.LOST, Fate.DUPLICATED, Fate.EXTRA, Fate.ALTERED}
 
 class Verdict(StrEnum):
     PROVEN = "proven"
+    UNALTERED = "unaltered"
+    ACCEPTED = "accepted"
     FAILED = "failed"
     INCONCLUSIVE = "inconclusive"
 
     @property
     def exit_code(self) -> int:
-        return {Verdict.PROVEN: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 4}[self]
+        return {Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 4}.get(self, 0)
+
+
+class Evidence(StrEnum):
+    """How far a cell of a sink is known to be what it should be."""
+
+    RECOMPUTED = "recomputed"
+    """Made again from the log, and equal."""
+    UNALTERED = "unaltered"
+    """Equal to what was written, by its digest; nobody has looked whether that was right."""
+    TRUSTED = "trusted"
+    """Neither."""
+
+
+STEPS: Final = "steps"
+"""In place of a sink: what steps let go."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +127,7 @@ class Document:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         kinds: Mapping[str, Any] = _kinds(cast("Any", cls))
-        return cls(**{name: _read(kind, document[name]) for name, kind in kinds.items()})
+        return cls(**{name: _read(kind, document[name]) for name, kind in kinds.items() if name in document})
 
 
 @cache
@@ -244,6 +269,28 @@ class WindowAccount(Document):
 
 
 @dataclass(frozen=True)
+class ColumnCoverage(Document):
+    """The cells of one column of one sink, in the rows of the scope, by what is known of them."""
+
+    sink: str
+    column: str
+    recomputed: int = 0
+    unaltered: int = 0
+    trusted: int = 0
+    why: str = ""
+    """Why not all of them are recomputed."""
+
+    @property
+    def name(self) -> str:
+        """As `--accept` takes it."""
+        return f"{self.sink}.{self.column}"
+
+    @property
+    def cells(self) -> int:
+        return self.recomputed + self.unaltered + self.trusted
+
+
+@dataclass(frozen=True)
 class Timeline(Document):
     """Records by the time kept with them and by fate, for plots: at most `BUCKETS_MAX` points."""
 
@@ -289,21 +336,45 @@ class Report(Document):
     fingerprint: str = ""
     """Of the definition that was audited."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    coverage: tuple[ColumnCoverage, ...] = ()
+    accepted: tuple[str, ...] = ()
+    """Columns, as `SINK.COLUMN`, whose cells somebody accepts as they are."""
+    erased: tuple[Finding, ...] = ()
+    """Rows that were taken out on purpose, by sink, erasure and partition: nothing is wrong with that."""
 
     @property
     def verdict(self) -> Verdict:
         if self.findings:
             return Verdict.FAILED
-        if any(each.is_gap for each in self.unproven):
+        if any(each.is_gap for each in self.unproven) or self.trusted:
             return Verdict.INCONCLUSIVE
-        return Verdict.PROVEN
+        if any(each.trusted for each in self.coverage):
+            return Verdict.ACCEPTED
+        return Verdict.UNALTERED if any(each.unaltered for each in self.coverage) else Verdict.PROVEN
+
+    def exit_code(self, *, is_strict: bool = False) -> int:
+        """Of the verdict; strictly, what is unaltered has to be accepted by name too."""
+        code = self.verdict.exit_code
+        is_open = any(each.unaltered for each in self.coverage if each.name not in self.accepted)
+        return Verdict.INCONCLUSIVE.exit_code if is_strict and is_open and code == 0 else code
+
+    @property
+    def trusted(self) -> tuple[ColumnCoverage, ...]:
+        """Columns with cells that nobody can vouch for, and nobody has accepted."""
+        return tuple(each for each in self.coverage if each.trusted and each.name not in self.accepted)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the verdict is not `proven`."""
+        """Why the verdict is `failed` or `inconclusive`."""
         if self.findings:
             return tuple(each.what() for each in self.findings)
-        return tuple(f"{each.what}: {each.why}" for each in self.unproven if each.is_gap)
+        return (
+            *(f"{each.what}: {each.why}" for each in self.unproven if each.is_gap),
+            *(f"{each.trusted:,} cells of {each.name} are trusted: {each.why}" for each in self.trusted),
+        )
+
+    def cells(self, evidence: Evidence) -> int:
+        return sum(int(getattr(each, evidence)) for each in self.coverage)
 
     def total(self, fate: Fate) -> int:
         """Records with this fate, one that is missing in two sinks once; faults that are about no partition (windows,
@@ -343,6 +414,8 @@ class Examined:
     unproven: tuple[Unproven, ...] = ()
     windows: tuple[WindowAccount, ...] = ()
     notes: tuple[str, ...] = ()
+    coverage: tuple[ColumnCoverage, ...] = ()
+    """What this part knows of cells: several may speak of one column, each of other cells."""
 
     def __add__(self, other: Examined) -> Examined:
         return Examined(
@@ -350,6 +423,7 @@ class Examined:
             self.unproven + other.unproven,
             self.windows + other.windows,
             self.notes + other.notes,
+            self.coverage + other.coverage,
         )
 
 

@@ -15,30 +15,41 @@ Nothing is written, locked or committed anywhere.
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import holdfast
-from holdfast.audit import ledgers, reporting
+from holdfast.audit import coverage, ledgers, reporting, unaltered
 from holdfast.audit.compare import Holding
 from holdfast.audit.content import ContentCheck
-from holdfast.audit.decoding import Observer, SourceDecoder
+from holdfast.audit.decoding import Computing, Observer, PlainSample, SourceDecoder
 from holdfast.audit.left import (
     PARSE,
     REJECTED_BY,
     Left,
-    Routes,
     expands,
     read_dead_letters,
     read_left,
     side_stream,
 )
-from holdfast.audit.model import AuditError, Examined, Fate, Finding, Report, Unproven, gap
+from holdfast.audit.model import (
+    STEPS,
+    AuditError,
+    ColumnCoverage,
+    Examined,
+    Fate,
+    Finding,
+    Report,
+    Unproven,
+    gap,
+)
 from holdfast.audit.proven import TopicStart
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
 from holdfast.audit.sink_judging import DecodingWatch, SinkJudge, SinkRows, main_sinks
@@ -47,8 +58,10 @@ from holdfast.audit.sinks.kafka import TopicReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
 from holdfast.audit.spool import SpoolWatch
+from holdfast.audit.state_files import examine_state
+from holdfast.errors import UsageError
 from holdfast.pipeline.aside import LATE_FOR, batch_name
-from holdfast.pipeline.definition.fingerprint import fingerprint
+from holdfast.pipeline.definition.fingerprint import EARLIER, canonical, fingerprint, marks_of
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, client_settings, dead_letter_of, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
@@ -60,9 +73,18 @@ from holdfast.reader.cluster import Cluster
 if TYPE_CHECKING:
     from holdfast.audit.memory import MemoryCheck, MemoryResult
 
+ERASABLE: Final = ("parquet", "delta", "postgres")
+"""Kinds of sinks whose ledgers may say that rows were erased."""
 Tell = Callable[[str], None]
-Steps = Callable[["PipelineAudit", SinkJudge, ContentCheck], Examined]
-"""Evaluates the steps again, and says what their word is against."""
+Marks = Mapping[str, Mapping[str, str]]
+
+
+class Steps(Computing, Protocol):
+    """Evaluates the steps again, and says what their word is against."""
+
+    def begin(self, audit: PipelineAudit, judge: SinkJudge) -> None: ...
+
+    def examine(self, audit: PipelineAudit, judge: SinkJudge, content: ContentCheck) -> Examined: ...
 
 
 @dataclass(frozen=True)
@@ -79,6 +101,8 @@ class AuditOptions:
     """Kafka's client settings, over those of the definition's source."""
     spools: Sequence[str] = ()
     """Directories of spools: their files tell what was refused, and what is still to be sent."""
+    accepted: tuple[str, ...] = ()
+    """Columns, as `SINK.COLUMN`, that may be trusted."""
     tell: Tell | None = None
     """Is told what is being done; an empty text at the end."""
 
@@ -97,6 +121,7 @@ def audit_pipeline(
     options = options or AuditOptions()
     if options.start is not None:
         start_ms(options.start)
+    _check_accepted(definition, options.accepted)
     started = time.time()
     expanded, _ = expand_definition(definition)
     settings = {**client_settings(expanded, bootstrap), **options.settings}
@@ -104,6 +129,7 @@ def audit_pipeline(
         cluster = stack.enter_context(Cluster(settings))
         cluster.refresh(expanded.source.topics)  # a cluster that is not there should be named as the source
         reached = ledgers.reached(home_of(expanded))
+        witnesses = unaltered.witnesses_of(definition, expanded, cluster)
         readers = open_readers(expanded, settings, stack)
         for name, start in (options.topic_starts if options.since is not None else {}).items():
             reader = readers.get(name)
@@ -112,9 +138,29 @@ def audit_pipeline(
         audit = PipelineAudit(
             expanded, fingerprint(definition), settings, cluster, readers, options, reached, steps
         )
+        audit.witnesses = witnesses
+        (audit.marks,) = marks_of(canonical(definition)).values()
+        audit.earlier = earlier_marks(home_of(expanded))
         report = audit.run()
     took_ms = round((time.time() - started) * 1000)
     return stamped(report, round(started * 1000), took_ms)
+
+
+def earlier_marks(home: str) -> dict[str, Marks]:
+    """By fingerprint, what the home keeps of the definitions that ran; nothing where it keeps nothing."""
+    try:
+        with open(os.path.join(home, "definition.json"), encoding="utf-8") as file:
+            found = json.load(file)[EARLIER]
+        return {mark: {"state": each["state"], "content": each["content"]} for mark, each in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # then every batch counts as made by the definition at hand, where its fingerprint does not tell
+
+
+def _check_accepted(definition: PipelineDefinition, accepted: Sequence[str]) -> None:
+    sinks = (*(sink.name for sink in definition.sinks), DEAD_LETTER_NAME, STEPS)
+    for name in accepted:
+        if not any(name.startswith(f"{sink}.") for sink in sinks):
+            raise UsageError(f"--accept {name}: name a column of a sink, of {', '.join(sinks)}")
 
 
 def stamped(report: Report, started_ms: int, took_ms: int) -> Report:
@@ -158,12 +204,20 @@ class PipelineAudit:
     reached: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """How far each sink had come, as the home said before the readers were opened."""
     steps: Steps | None = None
+    witnesses: Mapping[str, Sequence[unaltered.Witness]] = field(default_factory=dict)
+    """The heads of the sinks' ledgers, as they are known outside of the sinks; read before the readers were opened."""
+
+    marks: Marks = field(default_factory=dict)
+    """Of the definition: of its stateful steps (`state`) and its sinks (`content`)."""
+    earlier: Mapping[str, Marks] = field(default_factory=dict)
+    """By fingerprint, those of definitions that ran before, as the home has them."""
 
     examined: Examined = field(init=False, default_factory=Examined)
     scope: PipelineScope = field(init=False)
     logs: dict[Place, LogEnds] = field(init=False)
     entries: dict[str, Sequence[Entry]] = field(init=False, default_factory=dict)
     rows: SinkRows = field(init=False)
+    keeper: unaltered.Keeper = field(init=False)
 
     def run(self) -> Report:
         tell = self.options.tell or (lambda what: None)
@@ -173,7 +227,7 @@ class PipelineAudit:
         decoder = SourceDecoder(self.definition.source)
         memory, looker = self._memory(decoder)
         left = self._left(memory)
-        content = ContentCheck(self.definition, decoder, self.fingerprint)
+        content = ContentCheck(self.definition, decoder, self.same)
         letters = left.routes[Fate.DEAD_LETTER].counts
         dead = {place: counts > 0 for place, counts in letters.items()}
         watcher = content.begin(list(self._opened().values()), self.scope.spans, dead)
@@ -181,23 +235,27 @@ class PipelineAudit:
         decodings = DecodingWatch(
             self.scope.spans, ledgers.cover(self.entries, self.scope.spans), self.fingerprint
         )
-        watchers = (looker, watcher, spools, decodings)
+        sample = PlainSample(decoder)
+        watchers = (looker, watcher, spools, decodings, sample)
         observers: list[Observer] = [each for each in watchers if each is not None]
         tell(f"walking {self.scope.offsets:,} offsets of the source")
         walked = walk(self.cluster, self.scope.spans, self.logs, decoder=decoder, observers=observers)
         self._note_expired(walked)
-        self.examined += spools.examine(walked)
+        self.examined += spools.examine(walked) + sample.examine()
         tell("comparing the sinks")
         judge = SinkJudge(
             self.definition, self.scope, self.logs, self._opened(), self.entries, left, self.rows, walked
         )
         self.examined += judge.judge()
         self.examined += judge.decodings(decodings)
+        if self.steps is not None:
+            tell("evaluating the steps again")
+            self.steps.begin(self, judge)
         result = None
         if memory is not None:
             tell("making windows, duplicates and late rows again")
             ends = {place: end for place, (_, end) in self.scope.spans.items()}
-            result = memory.examine(list(self._opened().values()), ends)
+            result = memory.examine(list(self._opened().values()), ends, self.steps)
             self.examined += result.examined
         tell("comparing contents")
         self.examined += content.examine(list(self._opened().values()))
@@ -207,11 +265,16 @@ class PipelineAudit:
             self.examined += content.not_evaluated()
             self._word(judge)
         else:
-            tell("evaluating the steps again")
-            self.examined += self.steps(self, judge, content)
+            self.examined += self.steps.examine(self, judge, content)
         self._rejections(judge.batches)
         tell("")
         return self._report(judge, result)
+
+    def same(self, sink: str) -> set[str]:
+        """The fingerprints of definitions that make the same rows for a sink."""
+        own = self.marks.get("content", {}).get(sink)
+        same = {mark for mark, each in self.earlier.items() if own and each["content"].get(sink) == own}
+        return {self.fingerprint, *same}
 
     # -------------------------------------------------------------------- before the walk
 
@@ -221,6 +284,11 @@ class PipelineAudit:
     def _decide(self) -> None:
         self.entries = {name: reader.entries() for name, reader in self.readers.items()}
         if not any(self.entries.values()):
+            known = [
+                each for name in self.readers for each in unaltered.gone(name, self.witnesses.get(name, ()))
+            ]
+            if known:
+                raise unaltered.SinksGone("; ".join(each.what() for each in known))
             raise AuditError(
                 f"pipeline {self.definition.name!r} has never run: none of its sinks has a ledger. "
                 "`holdfast pipeline run` makes one"
@@ -230,8 +298,11 @@ class PipelineAudit:
             for name, entries in self.entries.items()
             if entries
         }
-        for chain in chains.values():
+        for name, chain in chains.items():
             self.examined += chain.examined
+            if chain.begins_anew:
+                others = [entries for other, entries in self.entries.items() if other != name]
+                chains[name] = replace(chain, added_at=ledgers.added_at(name, others))
         topics = {place.topic for chain in chains.values() for place in chain.positions}
         self.logs = look(self.cluster, topics | self._wanted())
         if topics and not self.logs:
@@ -247,8 +318,15 @@ class PipelineAudit:
             starts_at_log_start=self.definition.source.starting == "earliest",
         )
         self.rows = SinkRows(self.scope.spans, expands(self.definition))
+        self.keeper = unaltered.keeper_of(self.definition)
+        for reader in self._opened().values():
+            if reader.kind in ERASABLE:
+                reader.erased, unproven = unaltered.erasures(reader, self.keeper)
+                self.examined += Examined(unproven=tuple(unproven))
         self.examined += Examined((), tuple(self.scope.unproven), (), tuple(self.scope.notes))
         self.examined += self._absent() + self._older()
+        newest = [entries[-1] for entries in self.entries.values() if entries]
+        self.examined += Examined(tuple(examine_state(self.definition, home_of(self.definition), newest)))
         self.examined += self._emptiness()
 
     def _emptiness(self) -> Examined:
@@ -297,7 +375,11 @@ class PipelineAudit:
         for name, entries in self.entries.items():
             if entries:
                 continue
-            if ran_as_it_stands:
+            gone = unaltered.gone(name, self.witnesses.get(name, ()))
+            if gone:
+                rows = _rows_of(name, ledgers.cover(self.entries, self.scope.spans))
+                found += [replace(each, count=rows) for each in gone]
+            elif ran_as_it_stands:
                 detail = "it has no ledger, and the pipeline has run with it: it was emptied or is elsewhere"
                 rows = _rows_of(name, ledgers.cover(self.entries, self.scope.spans))
                 found.append(Finding(Fate.LOST if rows else Fate.ALTERED, name, count=rows, detail=detail))
@@ -324,7 +406,12 @@ class PipelineAudit:
     def _memory(self, decoder: SourceDecoder) -> tuple[MemoryCheck | None, Observer | None]:
         from holdfast.audit.memory import MemoryCheck
 
-        check = MemoryCheck(self.definition, decoder)
+        state = self.marks.get("state", {})
+        others = {
+            step: {mark for mark, each in self.earlier.items() if each["state"].get(step) != own}
+            for step, own in state.items()
+        }
+        check = MemoryCheck(self.definition, decoder, others)
         observer = check.begin(self.scope.spans)
         return (None, None) if observer is None else (check, observer)
 
@@ -346,14 +433,16 @@ class PipelineAudit:
         dead, left.unparsed = read_dead_letters(cast("DeadLetterReader", reader), self.scope.spans, memory)
         if reader is not None:
             self.rows.holdings[reader.name] = dead
+            if memory is not None and reader.gone_offsets:
+                memory.not_recorded("the dead letter topic has forgotten which records left")
         left.routes = {Fate.DEAD_LETTER: dead, **left.routes}
         self.examined += left.examined
         left.own = self._left_of_each(left, batches, dead)
         return left
 
-    def _left_of_each(self, left: Left, batches: Sequence[Entry], dead: Holding) -> dict[str, Routes]:
+    def _left_of_each(self, left: Left, batches: Sequence[Entry], dead: Holding) -> dict[str, Left]:
         """For sinks that took a batch by themselves, cut otherwise or by another definition: what left of theirs."""
-        found: dict[str, Routes] = {}
+        found: dict[str, Left] = {}
         usual = {batch_name(entry.range, entry.fingerprint) for entry in batches}
         for name in self._mains():
             own = ledgers.cover(self.entries, self.scope.spans, name)
@@ -362,7 +451,8 @@ class PipelineAudit:
             apart = read_left(self.definition, home_of(self.definition), self.scope.spans, own)
             self.examined += apart.examined
             left.unrecorded += apart.unrecorded
-            found[name] = {Fate.DEAD_LETTER: dead, **apart.routes}
+            apart.routes = {Fate.DEAD_LETTER: dead, **apart.routes}
+            found[name] = apart
         return found
 
     # -------------------------------------------------------------------- after it
@@ -389,13 +479,15 @@ class PipelineAudit:
             filtered.update(entry.routes.filtered)
             turned_away.update(entry.routes.dead_letter)
         del turned_away[PARSE]
+        counts = filtered + turned_away
         self.examined += Examined(
-            unproven=tuple(
-                Unproven(
-                    f"that {step!r} was right to {verb} {count:,} records",
-                    "its condition is not evaluated here; --spark evaluates it again",
+            coverage=tuple(
+                ColumnCoverage(
+                    STEPS,
+                    step,
+                    unaltered=count,
+                    why="which records it let go is recorded; whether it was right --spark evaluates again",
                 )
-                for verb, counts in (("filter", filtered), ("turn away", turned_away))
                 for step, count in sorted(counts.items())
                 if count and not step.startswith(REJECTED_BY)
             )
@@ -403,21 +495,42 @@ class PipelineAudit:
 
     def _rejections(self, batches: Sequence[Entry]) -> None:
         counts = Counter(each.sink for entry in batches for each in entry.rejected)
+        why = "only the sink can tell whether it could take them, and an audit writes nothing"
         self.examined += Examined(
-            unproven=tuple(
-                Unproven(
-                    f"that sink {sink!r} could not take the rows of {count:,} records",
-                    "only the sink can tell, and an audit writes nothing; they are dead letters, and in no sink",
-                )
+            coverage=tuple(
+                ColumnCoverage(STEPS, f"{REJECTED_BY}{sink}", unaltered=count, why=why)
                 for sink, count in sorted(counts.items())
             )
         )
 
     # -------------------------------------------------------------------- the report
 
+    def _coverage(self, judge: SinkJudge) -> tuple[ColumnCoverage, ...]:
+        """Every cell; the digests speak where one is not recomputed."""
+        windows = {each.sink: each.windows for each in self.examined.windows}
+        columns = {name: reader.columns() for name, reader in self._opened().items()}
+        rows = {name: self.rows.inside(reader, windows) for name, reader in self._opened().items()}
+        claims = [*self.examined.coverage, *judge.lineage()]
+        lacking = {each.sink for each in coverage.settled(columns, rows, claims) if each.trusted}
+        for name, reader in self._opened().items():
+            heads = self.witnesses.get(name, ())
+            digests = unaltered.check(
+                reader, self.keeper, heads, with_rows=name in lacking, since=self.options.since
+            )
+            self.examined += Examined(digests.findings)
+            unsure = digests.rows - digests.unaltered
+            for column in columns[name] if name in lacking else ():
+                count = max(0, rows[name] - unsure) if column in digests.columns else 0
+                claims.append(ColumnCoverage(name, column, unaltered=count, why=digests.why))
+        return coverage.settled(columns, rows, claims)
+
     def _report(self, judge: SinkJudge, result: MemoryResult | None) -> Report:
         walked = judge.walked
         fates = judge.fates(result)
+        covered = self._coverage(judge)
+        erased = tuple(
+            each for reader in self._opened().values() for each in unaltered.erased_findings(reader)
+        )
         findings = reporting.named(self.examined.findings, self.cluster, walked, self._opened())
         ends = {place: log.end for place, log in self.logs.items()}
         return Report(
@@ -443,8 +556,11 @@ class PipelineAudit:
                 )
                 for name, reader in self._opened().items()
             },
-            notes=self.examined.notes,
+            notes=(*self.examined.notes, *(each.what() for each in erased)),
             fingerprint=self.fingerprint,
+            coverage=covered,
+            accepted=self.options.accepted,
+            erased=erased,
         )
 
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.atomic import write_atomically
-from holdfast.audit.model import Document, Fate, Kind, Report, Verdict
+from holdfast.audit.model import Document, Fate, Kind, Report
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import (
     DeltaSink,
@@ -320,7 +320,7 @@ class Proven(Document):
 
 def advanced(before: Proven | None, report: Report, marks: Marks, certificate: str = "") -> Proven:
     """After a report that proved its scope, on top of what it began with; nothing: it began at the start."""
-    if report.verdict is not Verdict.PROVEN:
+    if report.verdict.exit_code:
         raise UsageError(f"an audit that is {report.verdict} proves nothing")
     positions = {each.place: each.end for each in report.partitions}
     records = sum(each.kinds.get(Kind.RECORD, 0) for each in report.partitions)

@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.evaluating import Evaluator, Kind, Values, canonical, joined
-from holdfast.audit.heaps import Heap, Numbers, Zone
+from holdfast.audit.matched_values import MatchedValues, Numbers, Zone
 from holdfast.audit.model import Kind as OffsetKind
 from holdfast.pipeline.positions import Place
+from holdfast.pipeline.scratch import shortened
 from holdfast.reader import Cluster, Isolation, OffsetSpec, PartitionRange, RangeReport, TopicPartition
 
 BATCH_BYTES: Final = 8 << 20
@@ -138,9 +139,9 @@ def walk(
     grounds: Sequence[Ground],
     evaluator: Evaluator,
     kinds: Sequence[Kind],
-    heap: Heap,
+    into: MatchedValues,
 ) -> Walked:
-    """Read the zones into the heap."""
+    """Read the zones into what is compared."""
     found = Walked(list(grounds), [{} for _ in grounds])
     numbers = {(ground.place.topic, ground.place.partition): at for at, ground in enumerate(grounds)}
     times: list[int] = []
@@ -148,7 +149,7 @@ def walk(
         reports: list[RangeReport] = []
         for batch in _read(cluster, grounds, zone, evaluator.needs_headers, reports):
             place = numbers[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
-            at_ms = _take(batch, place, zone, evaluator, kinds, heap, found)
+            at_ms = _take(batch, place, zone, evaluator, kinds, into, found)
             if zone is Zone.SCOPE:
                 times += at_ms
         for report in reports:
@@ -187,10 +188,10 @@ def _take(
     zone: Zone,
     evaluator: Evaluator,
     kinds: Sequence[Kind],
-    heap: Heap,
+    into: MatchedValues,
     found: Walked,
 ) -> list[int]:
-    """Put a batch's values into the heap; returns its first and last time."""
+    """Take a batch's values; returns its first and last time."""
     offsets = batch.column("offset").to_numpy()
     times = _milliseconds(batch)
     chosen = np.ones(batch.num_rows, np.bool_)
@@ -208,16 +209,7 @@ def _take(
         else:
             found.unread_outside += int(bad.sum())
     array = values.array if chosen.all() else values.array.filter(pa.array(chosen))
-    count = len(array)
-    heap.add(
-        array,
-        {
-            "place": np.full(count, place),
-            "offset": offsets[chosen],
-            "zone": np.full(count, int(zone)),
-            "time_ms": times[chosen],
-        },
-    )
+    into.add_records(array, place, zone, offsets[chosen], times[chosen])
     return [int(times.min()), int(times.max())]
 
 
@@ -257,7 +249,7 @@ def find_values(
     for batch in cluster.read(ranges, isolation=isolation, headers=evaluator.needs_headers):
         if not batch.num_rows:
             continue
-        values = evaluated(evaluator.evaluate(batch), kinds).array
+        values = shortened(evaluated(evaluator.evaluate(batch), kinds).array)
         hits = pc.is_in(values, value_set=wanted, skip_nulls=True)
         if pc.any(hits).as_py():
             place = by_name[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]

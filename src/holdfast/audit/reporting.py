@@ -70,7 +70,9 @@ def sink_account(
     fates: dict[str, int] = {}
     if holding is not None:
         inside = sum(int(counts.sum(dtype=np.int64)) for counts in holding.counts.values())
-        fates[str(Fate.DEAD_LETTER if reader.kind == "dead_letter" else Fate.OUTPUT)] = inside
+        erased = sum(int(counts.sum(dtype=np.int64)) for counts in holding.erased.values())
+        fates[str(Fate.DEAD_LETTER if reader.kind == "dead_letter" else Fate.OUTPUT)] = inside - erased
+        fates[str(Fate.ERASED)] = erased
     lost = sum(int(each.lost.sum()) for each in judgements)
     if lost:
         fates[str(Fate.LOST)] = lost
@@ -80,7 +82,7 @@ def sink_account(
     return SinkAccount(
         reader.name,
         reader.kind,
-        rows if holding is None else holding.rows,
+        rows if holding is None else holding.rows - holding.rows_erased,
         len(entries),
         {
             f"{place.topic}-{place.partition}": at.offset

@@ -5,7 +5,8 @@ caller says; it ends at the lowest position of all sinks' ledgers, fixed before 
 is pending: some sink has it not yet, and that is no loss. What lies below the log's start has expired, and nobody can
 say any more what it was: a gap, unless the caller gave a beginning.
 
-A sink that was added later begins later, and is held to what came since.
+A sink that was added later begins later, and is held to what came since. One that began anew is held to what it has,
+and what it had before is a gap; unless it has all that it ever had, as one that was added later, lost and refilled.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def decide_scope(
             if place not in chain.unsure and own > start:
                 scope.sink_starts.setdefault(name, {})[place] = own
                 begins = f"sink {name!r} begins at {own} of {place.topic}-{place.partition}"
-                if chain.begins_anew:
+                if chain.begins_anew and own > chain.added_at.get(place, start):
                     why = (
                         f"it was reset, or lost, and that was meant: {begins}; --from audits what came since"
                     )

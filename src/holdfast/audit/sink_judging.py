@@ -13,7 +13,7 @@ the definition of today has made are judged; another one may have decoded otherw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ import pyarrow as pa
 
 from holdfast.audit import ledgers
 from holdfast.audit.compare import CODE, Holding, Judgement, fates_of, judge, judge_routes, marked, strays
+from holdfast.audit.content import made_by
+from holdfast.audit.coverage import LINEAGE
 from holdfast.audit.decoding import Decode
 from holdfast.audit.ledgers import (
     ROUTE_NAMES,
@@ -32,13 +34,13 @@ from holdfast.audit.ledgers import (
     check_rows,
     missing_from_routes,
 )
-from holdfast.audit.left import Left, check_side, check_turns, side_stream
-from holdfast.audit.model import Examined, Fate, Finding, gap
+from holdfast.audit.left import Left, check_side, check_turns, hides_rows, side_stream
+from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, gap
 from holdfast.audit.scope import PipelineScope
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
 from holdfast.audit.source import LogEnds, PartitionWalk, SourceWalk
 from holdfast.pipeline.aside import LATE_FOR
-from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, PostgresSink, Window
+from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, PostgresSink, Step, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
@@ -49,23 +51,12 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 
 
-def made_by(mark: str, batches: Iterable[Entry], spans: Mapping[Place, tuple[int, int]]) -> dict[Place, Mask]:
-    """The offsets that batches of the definition with this fingerprint have taken."""
-    found = {place: np.zeros(max(0, end - start), np.bool_) for place, (start, end) in spans.items()}
-    for entry in batches:
-        for place, span in entry.range.spans.items() if entry.fingerprint == mark else ():
-            if place in spans:
-                start = spans[place][0]
-                found[place][max(0, span.start - start) : max(0, span.end - start)] = True
-    return found
-
-
 class DecodingWatch:
     """Looks on while the source is walked (an `Observer`)."""
 
     def __init__(self, spans: Mapping[Place, tuple[int, int]], batches: Iterable[Entry], mark: str) -> None:
         self._spans = spans
-        self._judged = made_by(mark, batches, spans)
+        self._judged = made_by({mark}, batches, spans)
         self._failed = {place: np.zeros_like(judged) for place, judged in self._judged.items()}
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
@@ -114,8 +105,22 @@ class SinkRows:
             numbers = self.numbers_rows and reader.kind != "dead_letter"
             holding = Holding(reader.name, self.spans, numbers_rows=numbers)
             holding.add(reader.rows(SinkScope(self.spans)))
+            for each in reader.erased:
+                holding.add_erased(each.places)
             self.holdings[reader.name] = holding
         return self.holdings[reader.name]
+
+    def inside(self, reader: SinkReader | DeadLetterReader, windows: Mapping[str, int]) -> int:
+        """Rows of the scope; `windows` are those of sinks that were judged as such."""
+        if reader.name in windows:
+            return windows[reader.name]
+        holding = self.of(reader)
+        counted = sum(int(counts.sum(dtype=np.int64)) for counts in holding.counts.values())
+        counted -= sum(int(counts.sum(dtype=np.int64)) for counts in holding.erased.values())
+        made = [
+            each for (topic, _), parts in holding.unknown.items() if topic == reader.takes for each in parts
+        ]
+        return counted or max(0, sum(map(len, made)) - holding.rows_erased)
 
 
 def is_upsert(definition: PipelineDefinition, name: str) -> bool:
@@ -169,7 +174,7 @@ class SinkJudge:
         for name, reader in self.mains.items():
             holding = self.rows.of(reader)
             starts = self.scope.sink_starts.get(name, {})
-            routes = list(self.left.own.get(name, self.routes).values())
+            routes = list(self.left.own.get(name, self.left).routes.values())
             self.judgements[name] = [
                 judge(holding, routes, part, since=starts.get(part.place, part.start)) for part in self.parts
             ]
@@ -217,10 +222,14 @@ class SinkJudge:
                 found += marked(Fate.LOST, self.routes[fate].name, part, mask, what)
         return found
 
+    @property
+    def has_forgotten_dead_letters(self) -> bool:
+        dead = self.readers.get(DEAD_LETTER_NAME)
+        return dead is None or bool(_gone(dead))
+
     def _known(self) -> list[Fate]:
         """The routes that could be read whole."""
-        dead = self.readers.get(DEAD_LETTER_NAME)
-        known = [] if dead is None or _gone(dead) else [Fate.DEAD_LETTER]
+        known = [] if self.has_forgotten_dead_letters else [Fate.DEAD_LETTER]
         if not self.left.unrecorded:
             known += [fate for fate in self.routes if fate is not Fate.DEAD_LETTER]
         return known
@@ -265,9 +274,23 @@ class SinkJudge:
                 expected = self.left.kept[side.route, side.step]
                 found = check_side(holding, expected, self.parts, starts)
                 examined += Examined((*found, *self._strays(reader)))
-            elif isinstance(steps.get(reader.takes), Keyed | Join) and not is_upsert(self.definition, name):
+            elif self._is_counted(steps.get(reader.takes), name) and not is_upsert(self.definition, name):
                 examined += check_turns(reader, self.entries[name])
         return examined
+
+    def _is_counted(self, step: Step | None, name: str) -> bool:
+        """Whether rows that a step made can only be counted."""
+        sink = next((each for each in self.definition.sinks if each.name == name), None)
+        return isinstance(step, Keyed | Join) or (
+            isinstance(step, Window) and sink is not None and hides_rows(sink)
+        )
+
+    def lineage(self) -> Iterator[ColumnCoverage]:
+        """Places that were held against the log; of rows that a step made, and of upserts, their own checks speak."""
+        taps = {step.name for step in self.definition.steps if isinstance(step, Window | Keyed | Join)}
+        for name, reader in self.readers.items():
+            if reader.takes not in taps and not is_upsert(self.definition, name):
+                yield ColumnCoverage(name, LINEAGE, recomputed=self.rows.inside(reader, {}))
 
     def _strays(self, reader: SinkReader) -> list[Finding]:
         positions = {place: at.offset for place, at in reader.positions().at.items()}
@@ -278,23 +301,24 @@ class SinkJudge:
 
     def _settle_unrecorded(self) -> None:
         """Records in no sink, of batches whose record of what left is not there: taken for it where the number fits."""
-        mains = [self.rows.of(reader) for reader in self.mains.values()]
-        if not mains or not self.left.unrecorded:
-            return
-        for entry in self.left.unrecorded:
+        self._settle(self.left, list(self.mains.values()))
+        for name, own in self.left.own.items():
+            self._settle(own, [self.readers[name]])
+
+    def _settle(self, left: Left, mains: Sequence[SinkReader]) -> None:
+        holdings = [self.rows.of(reader) for reader in mains]
+        for entry in left.unrecorded if mains else ():
             if not ledgers.is_whole(entry, self.scope.spans):
                 continue
             nowhere = {
-                place: _nowhere(
-                    place, span.start, span.end, [*mains, *self.left.routes.values()], self.walked
-                )
+                place: _nowhere(place, span.start, span.end, [*holdings, *left.routes.values()], self.walked)
                 for place, span in entry.range.spans.items()
             }
             expected = entry.routes.total - entry.routes.main - sum(entry.routes.dead_letter.values())
             if sum(map(len, nowhere.values())) == expected:
                 for place, offsets in nowhere.items():
                     start = self.scope.spans[place][0]
-                    self.left.routes[Fate.FILTERED].counts[place][offsets - start] += 1
+                    left.routes[Fate.FILTERED].counts[place][offsets - start] += 1
 
     def doubtful(self) -> dict[Place, npt.NDArray[np.bool_]]:
         """The offsets about which something was found, or cannot be."""
@@ -339,6 +363,7 @@ class SinkJudge:
             fates = fates_of(part, self.routes, mains, main, judged)
             found[part.place] = fates
             if mains:
+                _mark_erased(fates, part, mains)
                 continue
             for step in windows:
                 late = self.left.kept.get((LATE_FOR, step))
@@ -369,6 +394,18 @@ def _mark(fates: npt.NDArray[np.uint8], start: int, offsets: Any, fate: Fate, in
     at = at[(at >= 0) & (at < len(fates))]
     at = at[fates[at] == CODE[instead_of]]
     fates[at] = CODE[fate]
+
+
+def _mark_erased(fates: npt.NDArray[np.uint8], part: PartitionWalk, mains: Sequence[Holding]) -> None:
+    """Records of which no sink has a row any more, and some had one that was erased."""
+    gone = np.zeros(len(fates), np.bool_)
+    left = np.zeros(len(fates), np.bool_)
+    for holding in mains:
+        erased = holding.erased.get(part.place)
+        there = holding.counts[part.place]
+        gone |= False if erased is None else erased > 0
+        left |= there > (0 if erased is None else erased)
+    _mark(fates, part.start, np.flatnonzero(gone & ~left) + part.start, Fate.ERASED, Fate.OUTPUT)
 
 
 def _nowhere(

@@ -23,6 +23,8 @@ FINDINGS_SHOWN: Final = 50
 RANGES_SHOWN: Final = 8
 COLOURS: Final[Mapping[Verdict, str]] = {
     Verdict.PROVEN: "bold green",
+    Verdict.UNALTERED: "bold green",
+    Verdict.ACCEPTED: "bold green",
     Verdict.FAILED: "bold red",
     Verdict.INCONCLUSIVE: "bold yellow",
 }
@@ -46,7 +48,13 @@ def plain(text: str) -> str:
 
 def sections(report: Report) -> Iterator[Section]:
     """The tables of a report; those without rows are left out."""
-    for made in (_partitions(report), _sinks(report), _windows(report), _findings(report)):
+    for made in (
+        _partitions(report),
+        _sinks(report),
+        _windows(report),
+        _coverage(report),
+        _findings(report),
+    ):
         if made.rows:
             yield made
 
@@ -105,6 +113,22 @@ def _windows(report: Report) -> Section:
     )
     columns = ("SINK", "STEP", "WINDOWS", "OF RECORDS", "MADE AGAIN", "EXPECTED", "STILL OPEN")
     return Section("windows, made again from the source", columns, rows, frozenset(range(2, len(columns))))
+
+
+def _coverage(report: Report) -> Section:
+    rows = tuple(
+        (
+            each.sink,
+            each.column,
+            *(f"{n:,}" for n in (each.recomputed, each.unaltered, each.trusted)),
+            "yes" if each.name in report.accepted else "-",
+            each.why or "-",
+        )
+        for each in report.coverage
+    )
+    columns = ("SINK", "COLUMN", "RECOMPUTED", "UNALTERED", "TRUSTED", "ACCEPTED", "WHY")
+    title = f"cells: {words.cells(report)}" if rows else ""
+    return Section(title, columns, rows, frozenset({2, 3, 4}))
 
 
 def _findings(report: Report) -> Section:

@@ -5,16 +5,16 @@ in other partitions and at other offsets. What stands at the end of a partition 
 way: it is pending, and the verdict inconclusive, unless the copy is said to be finished.
 
 In order: for each key, the values in the one topic must follow each other as in the other. Values are told apart by 128
-bits of their BLAKE2, and by 64 where their order is compared.
+bits of their BLAKE2.
 """
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,45 @@ import pyarrow.compute as pc
 
 from holdfast.audit.evaluating import Evaluator, Kind, canonical, shown
 from holdfast.audit.foreign_tables import TopicTable, is_bytes
-from holdfast.audit.heaps import Heap, Numbers, together
 from holdfast.audit.matched import Question, audit_matched
 from holdfast.audit.matching import Call, Expression, Field, Match, Pair, parse_condition, parse_expression
 from holdfast.audit.model import Fate, Finding, Report
+from holdfast.pipeline.scratch import ScratchDatabase
 from holdfast.reader import Cluster, PartitionRange, TopicPartition, ranges_of
 
-ORDER_COLUMNS = ("place", "offset", "content")
-EXAMPLES_MAX = 5
+EXAMPLES_MAX: Final = 5
+VALUE: Final = Call("digest", (Field("value"),))
+_LOGS: Final = pa.schema(
+    {
+        "value": pa.large_binary(),
+        "content": pa.large_binary(),
+        "side": pa.int8(),
+        "place": pa.int32(),
+        "log_offset": pa.int64(),
+    }
+)
+_KEYS: Final = """
+INSERT INTO keys
+SELECT value, min_by(place, number) FILTER (is_wrong) AS place,
+    min_by(log_offset, number) FILTER (is_wrong) AS log_offset
+FROM (
+    SELECT value, number, count(*) AS sides, min(content) <> max(content) AS is_wrong,
+        min(place) FILTER (side = 0) AS place, min(log_offset) FILTER (side = 0) AS log_offset
+    FROM (SELECT *, row_number() OVER (PARTITION BY value, side ORDER BY place, log_offset) AS number
+        FROM logs WHERE {chosen})
+    GROUP BY value, number
+)
+GROUP BY value HAVING count(*) > 1 AND min(sides) = 2
+"""
+"""Of keys that stand as often in both logs, more than once: the first place where their contents differ."""
+_DISORDERED: Final = """
+SELECT keys.value, place, log_offset FROM (SELECT * FROM keys WHERE {chosen}) AS keys ANTI JOIN (
+    SELECT DISTINCT value
+    FROM (SELECT value FROM logs WHERE {chosen} GROUP BY value, content HAVING sum(2 * side - 1) <> 0)
+) AS altered ON keys.value IS NOT DISTINCT FROM altered.value
+WHERE log_offset IS NOT NULL
+"""
+"""The same contents in another order, not other contents: those are told as lost and extra."""
 
 
 def audit_topics(
@@ -48,8 +79,7 @@ def audit_topics(
     expression = parse_expression(key)
     pairs = [Pair(str(expression), (), expression, expression)]
     if with_values:
-        content: Expression = Call("digest", (Field("value"),))
-        pairs.append(Pair("value", (), content, content))
+        pairs.append(Pair("value", (), VALUE, VALUE))
     conditions = () if where is None else parse_condition(where)
     theirs = dict(copy_settings or settings)
     with Cluster(settings) as cluster:
@@ -77,15 +107,6 @@ def audit_topics(
 # ---------------------------------------------------------------------------- order
 
 
-@dataclass
-class _Disorder:
-    keys: int = 0
-    examples: tuple[str, ...] = ()
-    first: tuple[int, int] | None = None
-    """Place and offset in the source."""
-    compared: int = 0
-
-
 def _with_order(
     report: Report,
     settings: Mapping[str, str],
@@ -94,104 +115,60 @@ def _with_order(
     expression: Expression,
 ) -> Report:
     clock_s = time.monotonic()
-    kind = Kind.BYTES if is_bytes(expression) else Kind.TEXT
-    with tempfile.TemporaryDirectory(prefix="holdfast-audit-") as directory:
-        mine, theirs = (Heap(ORDER_COLUMNS, f"{directory}/{name}") for name in ("source", "copy"))
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-audit-") as directory,
+        ScratchDatabase(directory) as database,
+    ):
+        database.create("logs", _LOGS)
         with Cluster(settings) as cluster:
-            _fill(mine, cluster.read(ranges), expression, kind)
-        _fill(theirs, table.batches(), expression, kind)
-        found = _compare_order(mine, theirs)
+            _fill(database, 0, cluster.read(ranges), expression)
+        _fill(database, 1, table.batches(), expression)
+        database.create("keys", pa.schema([_LOGS.field(name) for name in ("value", "place", "log_offset")]))
+        parts = []
+        for chosen in database.passes(["value"]):
+            database.execute(_KEYS.format(chosen=chosen))
+            parts.append(database.query(_DISORDERED.format(chosen=chosen)))
+        compared = database.query("SELECT count(*) FROM keys").column(0)[0].as_py()
+        found = pa.concat_tables(parts).sort_by([("place", "ascending"), ("log_offset", "ascending")])
     findings = report.findings
-    if found.keys:
-        place = None
-        if found.first is not None:
-            wanted = found.first[0]
-            place = next((each.place for each in report.partitions if each.place.partition == wanted), None)
+    if found.num_rows:
+        first, *_ = examples = found.slice(0, EXAMPLES_MAX).to_pylist()
         finding = Finding(
             Fate.ALTERED,
             table.name,
-            place,
-            ((found.first[1], found.first[1]),) if found.first is not None else (),
-            found.keys,
-            found.examples,
+            next((each.place for each in report.partitions if each.place.partition == first["place"]), None),
+            ((first["log_offset"], first["log_offset"]),),
+            found.num_rows,
+            tuple(shown(each["value"], 1) for each in examples),
             "keys whose records stand in another order",
         )
         findings = (*findings, finding)
-    note = f"the order of {found.compared:,} keys was compared"
     return replace(
         report,
         findings=findings,
-        notes=(*report.notes, note),
+        notes=(*report.notes, f"the order of {compared:,} keys was compared"),
         took_ms=report.took_ms + int((time.monotonic() - clock_s) * 1000),
     )
 
 
-def _fill(heap: Heap, batches: Iterator[pa.RecordBatch], expression: Expression, kind: Kind) -> None:
-    evaluator = Evaluator([expression])
+def _fill(
+    database: ScratchDatabase, side: int, batches: Iterator[pa.RecordBatch], expression: Expression
+) -> None:
+    evaluator = Evaluator([expression, VALUE])
+    kind = Kind.BYTES if is_bytes(expression) else Kind.TEXT
     for batch in batches:
         if not batch.num_rows:
             continue
-        keys = canonical(kind, evaluator.evaluate(batch)[0])
-        good = ~keys.bad
-        content = np.array([_content(value) for value in batch.column("value").to_pylist()], np.int64)
-        numbers = {
-            "place": batch.column("partition").to_numpy()[good],
-            "offset": batch.column("offset").to_numpy()[good],
-            "content": content[good],
-        }
-        heap.add(keys.array.filter(pa.array(good)), numbers)
-
-
-def _content(value: bytes | None) -> int:
-    return (
-        0
-        if value is None
-        else int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "big", signed=True)
-    )
-
-
-def _compare_order(mine: Heap, theirs: Heap) -> _Disorder:
-    together(mine, theirs)
-    found = _Disorder()
-    for one, other in zip(mine.buckets(), theirs.buckets(), strict=True):
-        _compare_bucket(one, other, found)
-    return found
-
-
-def _compare_bucket(one: pa.Table, other: pa.Table, found: _Disorder) -> None:
-    """Keys that stand as often in both: their contents, in the order of the logs, one by one."""
-    chunks = [*one.column("value").chunks, *other.column("value").chunks]
-    if not chunks:
-        return
-    encoded = pc.dictionary_encode(pa.chunked_array(chunks).combine_chunks(), null_encoding="encode")
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    size = len(encoded.dictionary)
-    sides = []
-    for table, own in ((one, codes[: one.num_rows]), (other, codes[one.num_rows :])):
-        place, offset, content = (
-            np.asarray(table.column(name).to_numpy(), np.int64) for name in ORDER_COLUMNS
+        key, content = evaluator.evaluate(batch)
+        key = canonical(kind, key)
+        rows = pa.table(
+            [
+                key.array,
+                pc.fill_null(content.array, b""),
+                np.full(batch.num_rows, side, np.int8),
+                batch.column("partition").cast(pa.int32()),
+                batch.column("offset"),
+            ],
+            schema=_LOGS,
         )
-        order = np.lexsort((offset, place, own))
-        sides.append(
-            (own[order], place[order], offset[order], content[order], np.bincount(own, minlength=size))
-        )
-    mine, theirs = sides
-    same = (mine[4] == theirs[4]) & (mine[4] > 1)
-    found.compared += int(same.sum())
-    at, there = (np.flatnonzero(same[side[0]]) for side in (mine, theirs))
-    wrong = at[mine[3][at] != theirs[3][there]]
-    # The same contents in another order, not other contents: those are told as lost and extra.
-    for code in np.unique(mine[0][wrong]).tolist():
-        if not np.array_equal(_sorted(mine, code), _sorted(theirs, code)):
-            continue
-        found.keys += 1
-        if len(found.examples) < EXAMPLES_MAX:
-            found.examples += (shown(encoded.dictionary[code].as_py(), 1),)
-        if found.first is None:
-            first = wrong[mine[0][wrong] == code][0]
-            found.first = int(mine[1][first]), int(mine[2][first])
-
-
-def _sorted(side: tuple[Numbers, ...], code: int) -> Numbers:
-    first, behind = np.searchsorted(side[0], [code, code + 1])
-    return np.sort(side[3][first:behind])
+        database.add("logs", rows.filter(pa.array(~key.bad)))

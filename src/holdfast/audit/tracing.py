@@ -25,11 +25,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from holdfast.audit import unaltered
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.left import expands
 from holdfast.audit.lives import ENDS, Departure, Life, SinkLife, Standing
 from holdfast.audit.model import Fate
-from holdfast.audit.sinks.base import DeadLetterRow, SinkReader
+from holdfast.audit.sinks.base import ERASED, DeadLetterRow, SinkReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.stored import Stored, look_up
 from holdfast.errors import HoldfastError
@@ -174,6 +175,8 @@ def conclude(
             names = _names(held)
             return str(Fate.EXTRA), f"{ENDS[stored.outcome]}; and yet {names} has a row of it"
         return stored.outcome, ENDS[stored.outcome]
+    if held and all(text.startswith(ERASED) for each in held for text in each.held):
+        return str(Fate.ERASED), f"it was {held[0].held[0]}, and no sink has a row of it any more"
     twice = [each for each in held if len(each.held) > 1]
     if twice and not expands(definition):
         return str(Fate.DUPLICATED), f"it is there more than once in {_names(twice)}"
@@ -319,6 +322,7 @@ class Tracer:
             self._problems[name] = (kind, self.redact(str(error)))
             return
         self._stack.callback(reader.close)
+        reader.erased, _ = unaltered.erasures(reader, unaltered.keeper_of(self._known()))
         self._readers[name] = reader
 
     def trace(self, place: Place, offset: int) -> Life:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from holdfast.audit.model import Fate, Finding, Kind, Report, Verdict, ranges_text
+from holdfast.audit.model import Evidence, Fate, Finding, Kind, Report, Verdict, ranges_text
 from holdfast.pipeline.positions import Place
 
 FINE: Final = (
@@ -20,6 +20,7 @@ FINE: Final = (
     Fate.DUPLICATE,
     Fate.LATE,
     Fate.DEAD_LETTER,
+    Fate.ERASED,
     Fate.PENDING,
 )
 FAULTS: Final = (Fate.LOST, Fate.DUPLICATED, Fate.EXTRA, Fate.ALTERED)
@@ -36,6 +37,7 @@ MEANING: Final[Mapping[Fate, str]] = {
     Fate.DUPLICATE: "its key had been seen",
     Fate.LATE: "came after its time was over",
     Fate.DEAD_LETTER: "set aside with a reason",
+    Fate.ERASED: "taken out of the sinks on purpose, by an entry of their ledgers",
     Fate.PENDING: "beyond what the sinks have taken so far",
     Fate.LOST: "a record of the source that is nowhere",
     Fate.DUPLICATED: "there more than once",
@@ -84,11 +86,35 @@ def verdict_line(report: Report) -> str:
     counts = [f"{name(fate)} {report.total(fate):,}" for fate in ALWAYS]
     counts += [f"{name(fate)} {count:,}" for fate in FAULTS[2:] if (count := report.total(fate))]
     said = f"{', '.join(counts)}: {report.verdict}"
+    if report.verdict is Verdict.UNALTERED:
+        return f"{said} since written, {cells(report)}"
+    if report.verdict is Verdict.ACCEPTED:
+        return f"{said}, {cells(report)}, as {', '.join(_accepted(report))} may be"
     if report.verdict is Verdict.INCONCLUSIVE:
         reasons = report.reasons
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         return f"{said}, because {reasons[0]}{more}"
     return said
+
+
+def cells(report: Report) -> str:
+    """`98.2 % of 1,204,000 cells recomputed, 1.8 % unaltered, 0 trusted`."""
+    total = sum(each.cells for each in report.coverage)
+    shares = {each: report.cells(each) for each in Evidence}
+    recomputed = f"{percent(shares[Evidence.RECOMPUTED], total)} of {total:,} cells recomputed"
+    rest = (f"{percent(shares[each], total)} {each}" for each in (Evidence.UNALTERED, Evidence.TRUSTED))
+    return ", ".join((recomputed, *rest))
+
+
+def percent(part: int, total: int) -> str:
+    """Never rounded to all or to nothing."""
+    if part in (0, total):
+        return "100 %" if part else "0"
+    return f"{min(max(100 * part / total, 0.1), 99.9):.1f} %"
+
+
+def _accepted(report: Report) -> list[str]:
+    return [each.name for each in report.coverage if each.trusted and each.name in report.accepted]
 
 
 def used(fates: Iterable[Mapping[str, int]]) -> list[Fate]:

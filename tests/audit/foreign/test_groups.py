@@ -166,7 +166,7 @@ def test_a_database_sink_says_itself_how_far_it_is(broker: str, database: str, t
     assert other.total(Fate.LOST) == 1
     with pytest.raises(AuditError, match="has no committed positions for other"):
         audit(broker, group, sink, topics=["other"])
-    # Positions of a topic that was made anew are another topic's.
+    # Positions of a topic that was recreated are another topic's.
     execute(sink, "delete from {table} where ctid in (select max(ctid) from {table} where id = 10)")
     execute(sink, "update holdfast_positions set topic_id = %s where group_id = %s", str(UUID(int=7)), group)
     anew = audit(broker, group, sink, dead_letters=dead)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,14 @@ from tests.support.audit_sinks import Ledger
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.memory import MemoryCheck, MemoryResult
-from holdfast.audit.sinks.base import KeyedBatch, SinkReader, SinkScope, WindowBatch
+from holdfast.audit.sinks.base import (
+    ContentBatch,
+    ErasedRows,
+    KeyedBatch,
+    SinkReader,
+    SinkScope,
+    WindowBatch,
+)
 from holdfast.pipeline.definition.model import (
     Decoding,
     Dedupe,
@@ -112,6 +119,15 @@ class Reader:
     is_exact: bool = True
     keyed: list[tuple[str, int, int]] = field(default_factory=list)
     """Customer, partition, offset: of a table with one row for each key."""
+    keeps_digests: bool | None = None
+    erased: Sequence[ErasedRows] = ()
+    gone_offsets: int = 0
+
+    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+        return iter(())
+
+    def columns(self) -> Sequence[str]:
+        return ("_hf", "customer")
 
     def entries(self) -> Sequence[Entry]:
         return self.ledger
@@ -191,9 +207,14 @@ class World:
     # -------------------------------------------------------------------- the audit
 
     def audit(
-        self, played: Played, readers: Sequence[SinkReader] | None = None, *, cut: bool = False
+        self,
+        played: Played,
+        readers: Sequence[SinkReader] | None = None,
+        *,
+        cut: bool = False,
+        others: Mapping[str, Collection[str]] | None = None,
     ) -> MemoryResult:
-        check = MemoryCheck(self.definition, SourceDecoder(self.definition.source))
+        check = MemoryCheck(self.definition, SourceDecoder(self.definition.source), others)
         decoder = SourceDecoder(self.definition.source)
         logs = self.logs
         spans = {place(number): (1 if cut else 0, len(log)) for number, log in enumerate(logs)}

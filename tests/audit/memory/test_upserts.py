@@ -122,17 +122,17 @@ def test_the_greatest_of_an_order_stands_whatever_the_batches(
     assert play.audit(play.play(), [found]).examined.findings == ()
 
 
-def test_deletes_that_only_spark_can_evaluate_are_a_gap_when_keys_are_missing(
+def test_with_deletes_that_only_spark_can_evaluate_no_row_counts_as_recomputed(
     world: type[World], sent: type[Sent], reader: type[Reader]
 ) -> None:
     play = made(world, sent, replace(TABLE, delete_when="length(customer) = 3"))
     keyed = [(customer, *where) for customer, where in standing(play).items()]
     full = reader("table", [], play.play().entries, takes="", keyed=keyed)
-    assert [each.is_gap for each in play.audit(play.play(), [full]).examined.unproven] == [False]
     short = replace(full, keyed=keyed[1:])
-    found = play.audit(play.play(), [short]).examined
-    assert found.findings == ()
-    assert [each.is_gap for each in found.unproven] == [True]
+    for table in (full, short):
+        found = play.audit(play.play(), [table]).examined
+        assert found.findings == ()
+        assert [(each.name, each.recomputed) for each in found.coverage] == [("table._hf", 0)]
 
 
 def test_a_plain_delete_is_made_again(world: type[World], sent: type[Sent], reader: type[Reader]) -> None:
@@ -145,10 +145,14 @@ def test_a_plain_delete_is_made_again(world: type[World], sent: type[Sent], read
     assert finding.fate is Fate.EXTRA
 
 
-def test_a_computed_key_is_a_gap(world: type[World], sent: type[Sent], reader: type[Reader]) -> None:
+def test_which_row_of_a_computed_key_is_the_newest_is_not_recomputed(
+    world: type[World], sent: type[Sent], reader: type[Reader]
+) -> None:
     play = made(world, sent)
     play.steps = (Sql("named", "SELECT * EXCEPT (customer), upper(customer) AS customer FROM input"),)
     keyed = [(customer.upper(), *where) for customer, where in standing(play).items()]
     found = play.audit(play.play(), [reader("table", [], play.play().entries, keyed=keyed)]).examined
     assert found.findings == ()
-    assert [each.is_gap for each in found.unproven] == [True]
+    [claim] = found.coverage
+    assert (claim.name, claim.recomputed) == ("table._hf", 0)
+    assert "computed by a step" in claim.why

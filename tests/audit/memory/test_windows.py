@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pytest
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.support.tiers import examples
 
+from holdfast.audit.memory.windows import held_rows, milliseconds, rows_in_order
 from holdfast.audit.model import Fate
+from holdfast.audit.sinks.base import WindowBatch
 from holdfast.pipeline.definition.model import (
     Dedupe,
     EventTime,
@@ -203,8 +207,8 @@ def test_without_the_key_all_keys_together_are_proven(world: type[World], sent: 
     played = play.play()
     found = play.audit(played).examined
     assert found.findings == ()
-    assert [each.is_gap for each in found.unproven] == [False]
-    assert "customer" in found.unproven[0].why
+    assert not any(each.recomputed for each in found.coverage)
+    assert "customer" in found.coverage[0].why
     played.rows[0] = replace(played.rows[0], digest=played.rows[0].digest + 1)
     assert [finding.fate for finding in play.audit(played).examined.findings] == [Fate.ALTERED]
     del played.rows[0]
@@ -222,7 +226,28 @@ def test_behind_a_step_that_expands_nothing_is_claimed(world: type[World], sent:
     play = steady(world, sent, many, TUMBLING)
     found = play.audit(replace(play.play(), rows=[])).examined
     assert found.findings == ()
-    assert "several rows" in found.unproven[0].why
+    assert "several rows" in found.coverage[0].why
+
+
+def test_a_time_that_is_none_is_before_everything() -> None:
+    times = pa.chunked_array([["2026-03-01U12:02:00.000000Z", "1970-01-01T00:00:01.000000Z", None]])
+    assert milliseconds(times).tolist() == [-(2**62) // 1000, 1000, -(2**62) // 1000]
+
+
+@pytest.mark.parametrize(
+    ("changed", "made_again"),
+    [({}, 4), ({"index": [0, 1, 9, 0]}, 1), ({"index": [1, 0, 2, 0]}, 1), ({"partition": [0, 0, 0, 1]}, 3)],
+)
+def test_the_number_of_a_row_in_its_batch_is_made_again_or_left_to_the_digests(
+    changed: dict[str, list[int]], made_again: int
+) -> None:
+    start = pa.array([0, 60_000_000, 0, 0], pa.timestamp("us", tz="UTC"))
+    rows = {
+        "_hf_topic": ["totals"] * 4, "_hf_partition": changed.get("partition", [0] * 4), "_hf_offset": [3, 3, 3, 4],
+        "_hf_index": changed.get("index", [0, 1, 2, 0]), "customer": [None, None, "a", "a"], "window_start": start,
+        "window_end": start, "_hf_count": [1] * 4, "_hf_digest": [1] * 4,
+    }  # fmt: skip
+    assert rows_in_order(held_rows([WindowBatch(pa.record_batch(rows))]), ("customer",)) == made_again
 
 
 def test_an_audit_that_begins_late_claims_nothing_of_windows(world: type[World], sent: type[Sent]) -> None:
@@ -272,6 +297,12 @@ def test_a_sink_that_was_added_later_has_only_what_came_since(
     assert play.audit(played, [first, reader("second", held, ledger)]).examined.findings == ()
     (lost,) = play.audit(played, [first, reader("second", held[1:], ledger)]).examined.findings
     assert (lost.fate, lost.sink) == (Fate.LOST, "second")
+    assert any(row.turn < 2 for row in played.rows)
+    extra = play.audit(played, [first, reader("second", played.rows, ledger)]).examined.findings
+    assert {each.fate for each in extra} == {Fate.EXTRA}
+    reset = [replace(entry, generation=1) for entry in ledger]
+    reset[0] = replace(reset[0], state=1)
+    assert play.audit(played, [first, reader("second", played.rows, reset)]).examined.findings == ()
 
 
 def test_a_table_that_keeps_one_row_for_each_window_holds_the_last(
@@ -298,12 +329,40 @@ def test_a_session_that_grew_stands_as_it_is_in_the_end(world: type[World], sent
     played = play.play()
     found = play.audit(played).examined
     assert found.findings == ()
-    assert any("replaced" in each.why for each in found.unproven)
+    assert any("replaced" in each.why for each in found.coverage)
     newest = max(range(len(played.rows)), key=lambda at: played.rows[at].turn)
     played.rows[newest] = replace(played.rows[newest], count=99)
     assert [finding.fate for finding in play.audit(played).examined.findings] == [Fate.ALTERED]
     del played.rows[0]
     assert Fate.LOST in [finding.fate for finding in play.audit(played).examined.findings]
+
+
+@pytest.mark.parametrize("emit", ["closed", "changes"])
+def test_windows_of_another_length_from_before_a_rebuild_accuse_nobody(
+    world: type[World], sent: type[Sent], emit: Any
+) -> None:
+    """The first batches were made by windows of two seconds; then the length was changed, and the state rebuilt."""
+    before = steady(world, sent, replace(TUMBLING, size="2s", emit=emit)).play()
+    play = steady(world, sent, replace(TUMBLING, emit=emit))
+    after = play.play()
+    newest = after.entries[-1].state
+    assert newest is not None
+    others = [replace(entry, fingerprint="other") for entry in before.entries[:-1]]
+    mixed = replace(
+        after,
+        entries=[*others, after.entries[-1]],
+        rows=[row for row in before.rows if row.turn < newest]
+        + [row for row in after.rows if row.turn >= newest],
+    )
+    assert play.audit(mixed).examined.findings
+    found = play.audit(mixed, others={"totals": {"other"}}).examined
+    assert found.findings == ()
+    [account] = found.windows
+    assert account.windows == len(mixed.rows)
+    recomputed = {each.column: each.recomputed for each in found.coverage}
+    assert 0 < recomputed["customer"] == sum(row.turn >= newest for row in mixed.rows)
+    mixed.rows[-1] = replace(mixed.rows[-1], count=99)
+    assert play.audit(mixed, others={"totals": {"other"}}).examined.findings
 
 
 def test_records_in_open_windows_wait(world: type[World], sent: type[Sent]) -> None:

@@ -17,6 +17,7 @@ from tests.support.audit_sinks import ParquetBuilder, rows_of
 
 from holdfast.audit.lineage import NOWHERE
 from holdfast.audit.model import Fate
+from holdfast.audit.sinks import files
 from holdfast.audit.sinks.base import SinkScope, SinkUnreadable
 from holdfast.audit.sinks.opening import open_sink
 from holdfast.audit.sinks.parquet import ParquetReader
@@ -91,6 +92,18 @@ def test_merged_batches_keep_their_entries(shop: Shop, builder: ParquetBuilder) 
     assert [entry.number for entry in reader.entries()] == [0, 1, 2, 3, 4]
     assert shop.offsets(reader) == list(range(40))
     assert list(reader.problems()) == []
+
+
+@pytest.mark.parametrize("change", [{"rows": 11}, {"batch_time_ms": 1}, {"generation": 1}])
+def test_the_newest_entry_of_merged_batches_is_the_same_in_both_its_places(
+    shop: Shop, builder: ParquetBuilder, change: dict[str, object]
+) -> None:
+    filled(shop, builder, 4)
+    builder.merge(1, 3)
+    path = Path(builder.path) / batch(3) / "_ledger.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    [finding] = reader_of(shop, builder).problems()
+    assert "_ledger.json says another entry than the last of _entries.jsonl" in finding.detail
 
 
 def test_what_a_reset_forgot_is_in_no_ledger_and_its_rows_are_there(
@@ -372,3 +385,15 @@ def test_a_reset_that_cannot_be_read_is_no_missing_one(shop: Shop, builder: Parq
     Path(builder.path, "_hf", "forgotten.json").write_text("not a number")
     with pytest.raises(SinkUnreadable, match="forgotten"):
         reader_of(shop, builder)
+
+
+def test_row_groups_of_any_size_are_read(tmp_path: Path) -> None:
+    places = [{"topic": f"t{at % 2}", "partition": 0, "offset": at, "index": 0} for at in range(210)]
+    kind = pa.struct(
+        [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("index", pa.int32())]
+    )
+    path = str(tmp_path / "part-1.parquet")
+    with pq.ParquetWriter(path, pa.schema([("_hf", kind)]), store_schema=False) as writer:
+        for first, last in ((0, 100), (100, 110), (110, 210)):
+            writer.write_table(pa.table({"_hf": pa.array(places[first:last], kind)}))
+    assert sum(len(batch) for batch in files.lineage(path, path)) == 210

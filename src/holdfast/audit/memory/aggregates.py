@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -135,13 +135,15 @@ def differing_values(
     held: Held,
     keys: Codes,
     turns: Numbers | None,
+    compared: dict[str, int],
+    computed: Callable[[Mapping[str, str], Numbers, Numbers, int], dict[str, list[Any] | None]],
 ) -> Iterator[tuple[int, str]]:
     """Held rows, by number, whose aggregates are not those of the rows in their window; and what differs.
 
+    `compared` counts by aggregate how many were; `computed` makes those that are no plain function of a column.
     `windows` are the last states of windows: what a row said before it was replaced is not made again.
     """
-    calls = [call_of(text) for text in step.aggregates.values()]
-    if len(windows) == 0 or len(held) == 0 or not any(calls):
+    if len(windows) == 0 or len(held) == 0:
         return
     found = compare(windows, held, keys, turns)
     row_of = np.full(len(windows), -1, np.int64)
@@ -160,7 +162,13 @@ def differing_values(
         columns = {name: plain[name].take(pa.array(chosen)) for name in names}
         table = pa.table(columns) if columns else pa.table({"_": np.zeros(len(chosen), np.int8)})
         made = recompute(step.aggregates, table, group, len(theirs))
-        yield from _differing(step, made, held, row_of[theirs])
+        others = {
+            name: text
+            for name, text in step.aggregates.items()
+            if made[name] is None and "approx_" not in text.lower()
+        }
+        made |= computed(others, chosen, group, len(theirs)) if others else {}
+        yield from _differing(step, made, held, row_of[theirs], compared)
 
 
 def _in_windows(windows: Windows, keys: Codes, starts: Times) -> tuple[Numbers, Numbers]:
@@ -174,14 +182,21 @@ def _in_windows(windows: Windows, keys: Codes, starts: Times) -> tuple[Numbers, 
 
 
 def _differing(
-    step: Window, made: Mapping[str, list[Any] | None], held: Held, rows: Numbers
+    step: Window,
+    made: Mapping[str, list[Any] | None],
+    held: Held,
+    rows: Numbers,
+    compared: dict[str, int],
 ) -> Iterator[tuple[int, str]]:
     for name, values in made.items():
         if values is None or name not in held.table.column_names:
             continue
         theirs = held.table.column(name).take(pa.array(rows)).to_pylist()
         for at, (has, must) in enumerate(zip(theirs, values, strict=True)):
-            if _can_compare(step.aggregates[name], has, must) and not same_value(has, must):
+            if not _can_compare(step.aggregates[name], has, must):
+                continue
+            compared[name] = compared.get(name, 0) + 1
+            if not same_value(has, must):
                 yield int(rows[at]), f"{name} is {has}, and its records make {must}"
 
 

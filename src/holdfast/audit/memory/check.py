@@ -13,7 +13,7 @@ docs/adr/0010 defines them, in whole arrays. Who reached a step is taken from th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.audit.decoding import KEY_PREFIX, Observer, SourceDecoder
+from holdfast.audit.content import by_place
+from holdfast.audit.decoding import KEY_PREFIX, Computing, Observer, SourceDecoder
+from holdfast.audit.left import hides_rows
 from holdfast.audit.memory.aggregates import columns_needed
 from holdfast.audit.memory.dedupe import judge
 from holdfast.audit.memory.rows import (
@@ -47,10 +49,11 @@ from holdfast.audit.memory.turns import (
     reach_ms,
     with_watermarks,
 )
-from holdfast.audit.memory.upserts import UpsertCheck, keys_of_tombstones, ranks
+from holdfast.audit.memory.upserts import DELETES, UpsertCheck, condition_flags, keys_of_tombstones, ranks
 from holdfast.audit.memory.window_check import Keys, Taken, WindowCheck, record_findings, time_text
-from holdfast.audit.model import Examined, Fate, Finding, Unproven
+from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Unproven
 from holdfast.audit.sinks.base import SinkReader
+from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
     Dedupe,
@@ -64,7 +67,7 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.definition.streams import DUPLICATES, LATE, has_memory
+from holdfast.pipeline.definition.streams import DUPLICATES, LATE, is_stateful
 from holdfast.pipeline.positions import Place
 
 DUPLICATE: Final = "duplicate"
@@ -96,7 +99,14 @@ class MemoryResult:
 class MemoryCheck:
     """The steps with a memory of one pipeline, and its sinks that keep one row for each key."""
 
-    def __init__(self, definition: PipelineDefinition, decoder: SourceDecoder) -> None:
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        decoder: SourceDecoder,
+        others: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        self._others = others or {}
+        """By step, the fingerprints of definitions that had it otherwise: their rows are not made again."""
         self._definition = definition
         self._types = decoder.types
         event = definition.source.event_time
@@ -117,11 +127,11 @@ class MemoryCheck:
 
     @property
     def _stateful(self) -> list[Step]:
-        return [step for step in self._definition.steps if has_memory(step)]
+        return [step for step in self._definition.steps if is_stateful(step)]
 
     @property
     def _upserts(self) -> list[PostgresSink]:
-        steps = {step.name for step in self._definition.steps if has_memory(step)}
+        steps = {step.name for step in self._definition.steps if is_stateful(step)}
         return [
             sink
             for sink in self._definition.sinks
@@ -176,8 +186,11 @@ class MemoryCheck:
 
     # -------------------------------------------------------------------- the examination
 
-    def examine(self, readers: Sequence[SinkReader], ends: Mapping[Place, int]) -> MemoryResult:
-        """`readers` are all sinks of the pipeline, `ends` where the audit ends, by partition."""
+    def examine(
+        self, readers: Sequence[SinkReader], ends: Mapping[Place, int], computing: Computing | None = None
+    ) -> MemoryResult:
+        """`readers` are all sinks of the pipeline, `ends` where the audit ends, by partition; `computing` makes columns
+        again that steps compute."""
         if self._recorder is None:
             return MemoryResult()
         rows = self._recorder.finish()
@@ -185,7 +198,7 @@ class MemoryCheck:
         scope = {
             place: (start, min(end, ends.get(place, end))) for place, (start, end) in self._spans.items()
         }
-        return _Examination(self, rows, scope, readers, ends).run()
+        return _Examination(self, rows, scope, readers, ends, computing).run()
 
 
 class _Examination:
@@ -198,7 +211,9 @@ class _Examination:
         scope: Spans,
         readers: Sequence[SinkReader],
         ends: Mapping[Place, int],
+        computing: Computing | None,
     ) -> None:
+        self._computing = computing
         self._check = check
         self._definition = check._definition
         self._rows = rows
@@ -226,10 +241,10 @@ class _Examination:
             watermarks = own_watermarks(self._rows, chain, turns, clock)
             for step in stateful:
                 if self._is_expanded(step.name):
-                    self._not_proven(
-                        f"what step {step.name!r} did",
-                        "a step before it makes several rows of one record, which only Spark can do again",
-                    )
+                    why = "a step before it makes several rows of one record"
+                    left = self._recorded(step.name, LATE_ROUTE) | self._recorded(step.name, DUPLICATE)
+                    claim = ColumnCoverage(STEPS, step.name, unaltered=int(left.sum()), why=why)
+                    self._found += Examined(coverage=(claim,))
                 elif isinstance(step, Dedupe):
                     self._dedupe(step, watermarks, turns)
                 else:
@@ -336,13 +351,21 @@ class _Examination:
         rows, reached = self._rows, self._reached(step.name)
         columns = self._key_columns(step)
         within = reach_ms(step)
+        if self._was_otherwise(step.name, turns).any():
+            left = self._recorded(step.name, LATE_ROUTE) | self._recorded(step.name, DUPLICATE)
+            why = "another version of the definition had it otherwise; which records it let go is recorded"
+            claim = ColumnCoverage(STEPS, step.name, unaltered=int(left.sum()), why=why)
+            self._found += Examined(coverage=(claim,))
+            return
         late, doubled = self._recorded(step.name, LATE_ROUTE), self._recorded(step.name, DUPLICATE)
         if columns is None:
             past = is_past(rows.events, watermarks, within)
             self._late(step.name, reached & past, late, is_all=False)
-            self._not_proven(
-                f"that step {step.name!r} was right to let {int(doubled.sum())} records go as duplicates",
-                f"its key ({', '.join(step.key)}) is computed by a step; --spark evaluates it again",
+            why = (
+                f"its key ({', '.join(step.key)}) is computed by a step; which records it let go is recorded"
+            )
+            self._found += Examined(
+                coverage=(ColumnCoverage(STEPS, step.name, unaltered=int(doubled.sum()), why=why),)
             )
             return
         keyless = np.ones(len(rows), np.bool_)
@@ -351,6 +374,8 @@ class _Examination:
         past = is_past(rows.events, watermarks, within) & ~keyless
         self._late(step.name, reached & past, late, is_all=True)
         judged = reached & ~past & ~keyless
+        gone = int(((late | doubled) & reached).sum())
+        self._found += Examined(coverage=(ColumnCoverage(STEPS, step.name, recomputed=gone),))
         codes = self._space(columns).codes
         order = turns.astype(np.int64) * len(rows) + np.arange(len(rows))
         went_on = judged & (self._left_at > self._check._numbers[step.name])
@@ -366,11 +391,37 @@ class _Examination:
         if isinstance(step, Dedupe) and step.by == "hf-id":
             column = self._rows.columns.get(ID_COLUMN)
             return [] if column is None else [column]
-        plain = self._check._plain(step.name)
-        names = [plain.get(name) for name in step.key]
-        if any(name is None or name not in self._check._types for name in names):
-            return None
-        return [self._column(name) for name in names if name is not None]
+        found = self._columns(step.name, step.key)
+        return [found[name] for name in step.key] if len(found) == len(set(step.key)) else None
+
+    def _columns(self, stream: str, names: Iterable[str]) -> dict[str, pa.ChunkedArray]:
+        """Columns of the rows that reach a step or a sink, by record: of the source, or computed again."""
+        plain, wanted = self._check._plain(stream), list(dict.fromkeys(names))
+        found = {name: self._column(plain[name]) for name in wanted if plain.get(name) in self._check._types}
+        more = {name: quoted(name) for name in wanted if name not in found}
+        return found | self._computed(stream, more)
+
+    def _computed(self, stream: str, expressions: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
+        """Expressions over the rows that reach a step or a sink, by record; null where no row does."""
+        if self._computing is None or not expressions:
+            return {}
+        tables = self._computing.rows(stream, expressions)
+        if tables is None:
+            return {}
+        at = np.full(len(self._rows), -1, np.int64)
+        made: list[pa.Table] = []
+        count = 0
+        for table in tables:
+            for place, rows, offsets in by_place(table, self._scope):
+                matched = self._rows.match(place.topic, place.partition, offsets)
+                at[matched[matched >= 0]] = rows[matched >= 0] + count
+            made.append(table)
+            count += table.num_rows
+        if not made:
+            return {}
+        whole = pa.concat_tables(made)
+        places = pa.array(at, mask=at < 0)
+        return {name: whole.column(name).take(places) for name in expressions}
 
     def _space(self, columns: Sequence[pa.ChunkedArray]) -> KeySpace:
         """Numbers for these columns, made once."""
@@ -397,7 +448,8 @@ class _Examination:
         told = self._recorded(step.name, LATE_ROUTE)
         if isinstance(step, Window):
             late = Measure.of(step).is_late(rows.events, watermarks)
-            self._late(step.name, reached & late, told, is_all=True)
+            judged = ~self._was_otherwise(step.name, turns)
+            self._late(step.name, reached & late & judged, told & judged, is_all=True)
             self._windows(step, reached & ~late, watermarks, chain)
             return
         assert isinstance(step, Keyed | Join)
@@ -406,12 +458,12 @@ class _Examination:
         if sided is not None:
             late &= sided
         self._late(step.name, reached & late, told, is_all=sided is not None)
-        if any(sink.rows == step.name for sink in self._definition.sinks):
-            kind = "keyed" if isinstance(step, Keyed) else "join"
-            self._not_proven(
-                f"the rows that step {step.name!r} made",
-                f"a {kind} step's rows are not made again; which records it took and which were late for it is proven",
-            )
+
+    def _was_otherwise(self, step: str, turns: npt.NDArray[np.int32]) -> Flags:
+        """Records of batches in which the step was another one."""
+        if self._main is None:
+            return np.zeros(len(self._rows), np.bool_)
+        return np.isin(turns, self._main.made_by(self._check._others.get(step, ())))
 
     def _sided(self, step: Join) -> Flags | None:
         """Records on a side of a join, where both sides are topics."""
@@ -428,20 +480,25 @@ class _Examination:
         keys = (
             None if columns is None else Keys(dict(zip(step.key, columns, strict=True)), self._space(columns))
         )
-        plain = {
-            name: self._column(field)
-            for name, field in self._check._plain(step.name).items()
-            if field in self._rows.columns
-        }
+        plain = self._columns(step.name, columns_needed(step.aggregates))
         hashes = self._rows.hashes()
         for sink in self._definition.sinks:
             reader = self._readers.get(sink.name)
-            if sink.rows != step.name or reader is None:
+            if sink.rows != step.name or reader is None or hides_rows(sink):
                 continue
             chain = self._chain_for(sink.name, main)
             turns = chain.turns_of(self._rows).astype(np.int64)
             given = Taken(
-                step, Measure.of(step), np.flatnonzero(taken), keys, plain, watermarks, turns, hashes
+                step,
+                Measure.of(step),
+                np.flatnonzero(taken),
+                keys,
+                plain,
+                watermarks,
+                turns,
+                hashes,
+                self._computing,
+                self._check._others.get(step.name, ()),
             )
             check = WindowCheck(given, self._rows, chain, sink, reader)
             self._found += check.examine()
@@ -475,6 +532,9 @@ class _Examination:
             for name, field in self._check._plain(sink.rows).items()
             if field in self._rows.columns
         }
+        columns |= self._columns(sink.rows, (*sink.key, *filter(None, (sink.order,))))
+        if sink.delete_when is not None and condition_flags(sink.delete_when, self._rows, columns) is None:
+            columns |= self._computed(sink.rows, {DELETES: f"coalesce(({sink.delete_when}), false)"})
         columns |= keys_of_tombstones(sink, self._rows, columns)
         chain = self._chains[sink.name]
         turns = chain.turns_of(self._rows).astype(np.int64) if chain.is_whole else None

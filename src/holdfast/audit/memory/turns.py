@@ -22,7 +22,7 @@ Over: at or before the row's watermark. What a pipeline has recorded as late mus
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,6 +53,8 @@ class Turn:
     """The watermark where it began, as the ledger has it."""
     rows: int | None = None
     """That the sink wrote for it."""
+    mark: str = ""
+    """The fingerprint of the definition that made it."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class Chain:
                 at = np.searchsorted(ends, rows.offsets[part], side="right")
                 found[part] = turns[np.minimum(at, len(turns) - 1)]
         return found
+
+    def made_by(self, marks: Collection[str]) -> Numbers:
+        """Where in the chain the batches stand that definitions with these fingerprints have made."""
+        return np.array([at for at, turn in enumerate(self.turns) if turn.mark in marks], np.int64)
 
     def differing(self) -> list[tuple[Turn, int]]:
         """The batches whose ledger has another watermark, and what it should be."""
@@ -115,7 +121,9 @@ def chain_of(entries: Sequence[Entry], scope: Spans) -> Chain:
             break
         number = UNNUMBERED if entry.state is None else entry.state
         known = tuple(sorted(entry.positions.at))
-        turns.append(Turn(spans, known, entry.batch_time_ms, number, entry.watermark_ms, entry.rows))
+        turns.append(
+            Turn(spans, known, entry.batch_time_ms, number, entry.watermark_ms, entry.rows, entry.fingerprint)
+        )
     covered = {place: end for turn in turns for place, (_, end) in turn.spans.items()}
     is_whole = is_whole and all(covered.get(place, start) == end for place, (start, end) in scope.items())
     return Chain(tuple(turns), is_whole, beyond)

@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.audit.coverage import LINEAGE
 from holdfast.audit.decoding import KEY_PREFIX
 from holdfast.audit.memory.rows import Codes, Flags, KeysDiffer, KeySpace, Numbers, Rows, key_text, sorting
-from holdfast.audit.model import Examined, Fate, Finding, Unproven, gap
+from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.positions import Place
@@ -28,6 +29,8 @@ _EQUALS: Final = re.compile(r"\s*`?(?P<column>[A-Za-z_]\w*)`?\s*={1,2}\s*'(?P<te
 _IS_NULL: Final = re.compile(r"\s*`?(?P<column>[A-Za-z_]\w*)`?\s+is\s+null\s*", re.IGNORECASE)
 _NAME: Final = re.compile(r"\s*`?(?P<column>[A-Za-z_]\w*)`?\s*")
 TOMBSTONE: Final = "_tombstone"
+DELETES: Final = "_deletes"
+"""The column of what `delete_when` says, where it was evaluated again."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ def read_table(reader: SinkReader, names: Sequence[str], rows: Rows, ends: Mappi
 
 def condition_flags(sql: str, rows: Rows, columns: Mapping[str, pa.ChunkedArray]) -> Flags | None:
     """Rows for which a plain condition is true; nothing for one that only Spark can evaluate."""
+    if DELETES in columns:
+        return _flags(pc.fill_null(columns[DELETES], False))
     match = _NAME.fullmatch(sql)
     if match is not None and match["column"] == TOMBSTONE:
         return rows.is_tombstone
@@ -161,35 +166,27 @@ class UpsertCheck:
         stands = np.zeros(len(self._rows), np.bool_)
         stands[table.records[table.records >= 0]] = True
         self.superseded[self._reaching] = ~stands[self._reaching]
-        return Examined(
-            unproven=(
-                Unproven(
-                    f"which records of sink {self._sink.name!r} are superseded by a newer one of their key",
-                    f"its key or order ({name}) is not a column of the source; --spark computes it",
-                    is_gap=bool(self.superseded.any()),
-                ),
-            )
-        )
+        why = f"which row of a key is the newest is not known: {name} is computed by a step"
+        return Examined(coverage=(ColumnCoverage(self._sink.name, LINEAGE, why=why),))
 
     def _compare(self, table: Table, ours: Codes, theirs: Codes) -> Examined:
         turns = np.zeros(len(self._rows), np.int64) if self._turns is None else self._turns
-        last = standing(ours, self._reaching, turns)
+        last = standing(ours, self._reaching[~self._erased(ours)], turns)
         self.superseded[self._reaching] = True
         self.superseded[last] = False
-        gone, unproven = self._deleted(last)
+        gone, why = self._deleted(last)
         self.superseded[last[gone]] = True
         later = np.isin(ours[last], theirs[table.is_later])
         unsure = self._unsure(ours)
         sorted_last = np.argsort(ours[last])
         at = np.searchsorted(ours[last][sorted_last], theirs)
         at = np.minimum(at, max(len(last) - 1, 0))
-        of = np.where(len(last) > 0, sorted_last[at] if len(last) else -1, -1)
+        of = sorted_last[at] if len(last) else np.full(len(theirs), -1, np.int64)
         known = (ours[last][of] == theirs) if len(last) else np.zeros(len(theirs), np.bool_)
         findings: list[Finding] = []
         held_keys = set(theirs.tolist())
         is_missing = np.array([code not in held_keys for code in ours[last].tolist()], np.bool_)
-        if unproven and (is_missing & ~later).any():
-            unproven = [gap(each.what, each.why) for each in unproven]
+        if why:
             is_missing[:] = False
         lost = np.flatnonzero(is_missing & ~gone & ~later)
         findings += self._told(Fate.LOST, last[lost], "its key is not in the table")
@@ -199,24 +196,41 @@ class UpsertCheck:
         wrong &= ~np.isin(theirs, unsure)
         older = np.flatnonzero(wrong & (table.records >= 0))
         findings += self._told(Fate.LOST, last[of[older]], "the table holds an older record of its key")
-        if not unproven:
+        if not why:
             deleted = np.flatnonzero(known & ~wrong & (gone[of] if len(last) else False) & ~table.is_later)
             findings += self._told(
                 Fate.EXTRA, last[of[deleted]], "it deletes its key, which stands in the table"
             )
         findings += self._strangers(table, theirs, known)
-        return Examined(tuple(findings), tuple(unproven))
+        count = 0 if why else int((~table.is_later).sum())
+        return Examined(tuple(findings), coverage=(ColumnCoverage(self._sink.name, LINEAGE, count, why=why),))
 
-    def _deleted(self, last: Numbers) -> tuple[Flags, list[Unproven]]:
+    def _erased(self, keys: Codes) -> Flags:
+        """Of the records that reach the table, those of keys whose row was taken out on purpose, up to that moment."""
+        found = np.zeros(len(self._reaching), np.bool_)
+        for each in self._reader.erased:
+            matched = [self._rows.match(at.topic, at.partition, at.offsets) for at in each.places]
+            records = np.concatenate(matched) if matched else np.zeros(0, np.int64)
+            ends = np.array(
+                [
+                    at.offset if (at := each.entry.positions.at.get(place)) else 0
+                    for place in self._rows.places
+                ]
+            )
+            before = self._rows.offsets < ends[self._rows.place_numbers()]
+            gone = before & np.isin(keys, keys[records[records >= 0]])
+            found |= gone[self._reaching]
+        return found
+
+    def _deleted(self, last: Numbers) -> tuple[Flags, str]:
         condition = self._sink.delete_when
         if condition is None:
-            return np.zeros(len(last), np.bool_), []
+            return np.zeros(len(last), np.bool_), ""
         flags = condition_flags(condition, self._rows, self._columns)
         if flags is not None:
-            return flags[last], []
-        why = f"`delete_when` ({condition}) is evaluated by Spark alone; --spark does it again"
-        what = f"that keys missing in sink {self._sink.name!r} were deleted by a record"
-        return np.zeros(len(last), np.bool_), [Unproven(what, why)]
+            return flags[last], ""
+        why = f"which keys are deleted is not known: --spark evaluates `delete_when` ({condition}) again"
+        return np.zeros(len(last), np.bool_), why
 
     def _unsure(self, keys: Codes) -> Codes:
         """Keys of several partitions, where the ledger no longer says in which order batches took them."""

@@ -14,16 +14,19 @@ Findings about windows and rows, told one by one as long as they are few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.audit.compare import finding
+from holdfast.audit.coverage import ANY, LINEAGE
+from holdfast.audit.decoding import Computing
 from holdfast.audit.memory.aggregates import differing_values
 from holdfast.audit.memory.rows import (
     Codes,
@@ -38,7 +41,11 @@ from holdfast.audit.memory.rows import (
 )
 from holdfast.audit.memory.turns import UNNUMBERED, Chain, Measure, ranks
 from holdfast.audit.memory.windows import (
+    COUNT,
+    DIGEST,
+    END,
     NEVER,
+    START,
     Compared,
     Held,
     NotWindows,
@@ -51,10 +58,12 @@ from holdfast.audit.memory.windows import (
     last_of_each,
     last_states,
     pieces,
+    rows_in_order,
     sessions,
 )
-from holdfast.audit.model import Examined, Fate, Finding, Unproven, WindowAccount, gap
+from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Unproven, WindowAccount, gap
 from holdfast.audit.sinks.base import SinkReader
+from holdfast.audit.unaltered import RESET
 from holdfast.pipeline.definition.model import PostgresSink, SinkDefinition, Window
 
 NAMED_MAX: Final = 20
@@ -136,6 +145,10 @@ class Taken:
     turns: Numbers
     """The batch that took each row of the source."""
     hashes: Hashes
+    computing: Computing | None = None
+    """Makes again what is no plain function of a column."""
+    others: Collection[str] = ()
+    """Fingerprints of definitions that had the step otherwise: what their batches gave out is not made again."""
 
 
 @dataclass(frozen=True)
@@ -159,11 +172,21 @@ class WindowCheck:
         self._taken = taken
         self._source = source
         self._chain = chain
+        self._hidden = chain.made_by(taken.others)
+        """Batches whose windows were others."""
         self._reader = reader
         self._is_upsert = isinstance(sink, PostgresSink) and sink.mode == "upsert"
         self._told = Told(reader.name, taken.step.name)
         self._unproven: list[Unproven] = []
         self._account = WindowAccount(reader.name, taken.step.name)
+        self._recomputed: dict[str, int] = {}
+        """By column, how many cells were made again."""
+        self._why = "it is no plain function of a column of the source"
+        self._erased = Counter[int]()
+        """Rows that were taken out on purpose, by the batch that had given them out."""
+        for each in reader.erased:
+            for batch in each.places:
+                self._erased.update(batch.offsets.tolist())
         self.is_open: Flags = np.zeros(len(source), np.bool_)
         """Rows of the source in windows that are not given out yet."""
 
@@ -172,6 +195,15 @@ class WindowCheck:
             held = held_rows(self._reader.windows())
         except NotWindows as missing:
             return self._cannot(f"its rows lack {missing}", "they are not stored as they were given out")
+        numbers = [self._chain.turns[at].number for at in self._hidden.tolist()]
+        is_hidden = np.isin(held.numbers, numbers)
+        if is_hidden.any():
+            self._why = "another version of the definition made it"
+        is_before = held.numbers <= self._reset_at()
+        if is_before.any():
+            self._why = RESET
+        is_hidden |= is_before
+        hidden, held = int(is_hidden.sum()), held.where(~is_hidden)
         held, later = self._within(held)
         if self._taken.keys is None:
             self._by_sum(held, later)
@@ -182,8 +214,19 @@ class WindowCheck:
             except KeysDiffer as error:
                 return self._cannot("its key cannot be compared with the source's", str(error))
             self._compare(due, held, theirs)
-        self._account = replace(self._account, windows=len(held), records=int(held.counts.sum()))
-        return Examined(tuple(self._told.found), tuple(self._unproven), (self._account,))
+        self._account = replace(self._account, windows=len(held) + hidden, records=int(held.counts.sum()))
+        return Examined(
+            tuple(self._told.found), tuple(self._unproven), (self._account,), coverage=tuple(self._coverage())
+        )
+
+    def _coverage(self) -> Iterator[ColumnCoverage]:
+        made, step = self._recomputed, self._taken.step
+        if self._reader.kind == "kafka":
+            names = (*step.key, START, END, COUNT, DIGEST, *step.aggregates)
+            value = min(made.get(name, 0) for name in names)
+            made = {LINEAGE: made.get(LINEAGE, 0), "value": value}
+        for name, count in {ANY: 0, **made}.items():
+            yield ColumnCoverage(self._reader.name, name, count, why=self._why)
 
     def _cannot(self, what: str, why: str) -> Examined:
         name = f"the windows of step {self._taken.step.name!r} in sink {self._reader.name!r}"
@@ -193,6 +236,15 @@ class WindowCheck:
         self._unproven.append(gap(what, why))
 
     # -------------------------------------------------------------------- what the sink has
+
+    def _reset_at(self) -> int:
+        """The number of the newest batch before a reset whose rows may be there still; below all of them: there was
+        none, or it is not told by batch what the sink has."""
+        first = next(iter(self._reader.entries()), None)
+        is_opening = first is not None and first.number == 0 and not first.range.offsets
+        if first is None or not is_opening or not first.generation or first.state is None:
+            return UNNUMBERED - 1
+        return first.state if self._chain.is_whole and not self._is_upsert else UNNUMBERED - 1
 
     def _within(self, held: Held) -> tuple[Held, Held]:
         """Rows up to the audit's end, and those of later batches; those that are nobody's are told."""
@@ -240,6 +292,7 @@ class WindowCheck:
                 taken.hashes,
             )
             windows = given_out(taken.measure, found, chain.ends, is_closed=is_closed)
+        windows = windows.where(~np.isin(windows.turns, self._hidden))
         is_given = windows.turns != NEVER
         self._account = replace(self._account, open=len(last_states(windows.where(~is_given))))
         if is_closed:
@@ -289,6 +342,10 @@ class WindowCheck:
             self._account, expected=len(due.windows), recomputed=len(found.matched), open=self._account.open
         )
         self._tell_compared(due.windows, rows, found)
+        names = (*self._taken.step.key, START, END, COUNT, DIGEST)
+        self._recomputed = dict.fromkeys(names, len(rows))
+        if due.is_by_batch:
+            self._recomputed[LINEAGE] = rows_in_order(rows, self._taken.step.key)
         for at, text in self._values(due, rows, keys, turns):
             self._told.add(Fate.ALTERED, np.array([at]), partial(self._altered_value, rows, text))
 
@@ -304,8 +361,37 @@ class WindowCheck:
             firsts = taken.measure.first_starts(self._source.events[parts.rows], taken.watermarks[parts.rows])
         windows = last_states(due.windows)
         return differing_values(
-            taken.step, taken.measure, taken.plain, windows, parts, firsts, held, keys, turns
+            taken.step,
+            taken.measure,
+            taken.plain,
+            windows,
+            parts,
+            firsts,
+            held,
+            keys,
+            turns,
+            self._recomputed,
+            self._computed,
         )
+
+    def _computed(
+        self, aggregates: Mapping[str, str], rows: Numbers, groups: Numbers, count: int
+    ) -> dict[str, list[Any] | None]:
+        """Aggregates of rows of the source in groups, by whoever evaluates the steps again."""
+        if self._taken.computing is None:
+            return {}
+        places = [self._source.places[number] for number in self._source.place_numbers()[rows]]
+        members = pa.table(
+            {
+                "topic": [place.topic for place in places],
+                "partition": pa.array([place.partition for place in places], pa.int32()),
+                "offset": self._source.offsets[rows],
+                "order": self._source.events[rows],
+                "group": groups,
+            }
+        )
+        made = self._taken.computing.aggregates(self._taken.step.name, members, aggregates)
+        return {name: [values.get(group) for group in range(count)] for name, values in made.items()}
 
     def _standing(self, due: Due, held: Held, keys: Codes) -> Numbers:
         """Of each window the newest row, unless it takes the window back."""
@@ -315,13 +401,7 @@ class WindowCheck:
         if is_fixed:
             self._tell(Fate.DUPLICATED, held, again, "is there twice")
         elif len(again) and not self._is_upsert:
-            self._unproven.append(
-                Unproven(
-                    f"that {len(again)} rows of step {self._taken.step.name!r} in sink {self._reader.name!r} were "
-                    "right when they were written",
-                    "later rows have replaced them; what stands now is recomputed from the source",
-                )
-            )
+            self._why = "later rows have replaced it; what stands now is recomputed"
         if self._taken.measure.kind == "session":
             chosen = chosen[held.counts[chosen] > 0]
         if len(due.growing):
@@ -334,11 +414,12 @@ class WindowCheck:
         """Where rows cannot be told one by one: how many each batch wrote, as its ledger says."""
         if self._is_upsert or not self._chain.is_whole:
             return
-        wanted = {turn.number: turn.rows for turn in self._chain.turns if turn.rows is not None}
+        judged = (turn for turn in self._chain.turns if turn.mark not in self._taken.others)
+        wanted = {turn.number: turn.rows for turn in judged if turn.rows is not None}
         numbers, counts = np.unique(held.numbers, return_counts=True)
         there = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
         for number in sorted({*wanted, *there}):
-            has, must = there.get(number, 0), wanted.get(number, 0) or 0
+            has, must = there.get(number, 0), (wanted.get(number, 0) or 0) - self._erased[number]
             if has != must:
                 fate = Fate.LOST if has < must else Fate.EXTRA
                 text = f"{has} rows of batch {number} are there, and its ledger says {must}"
@@ -349,7 +430,7 @@ class WindowCheck:
             span = span_text(int(due.starts[at]), int(due.ends[at]))
             return self._source_key(due, at), f"the window {span} with {due.counts[at]} records is not there"
 
-        self._told.add(Fate.LOST, found.missing, lost)
+        self._told.add(Fate.LOST, self._not_erased(due, found.missing), lost)
         self._tell(Fate.EXTRA, rows, found.extra, "is not one of the source, or is not closed")
         self._tell(Fate.DUPLICATED, rows, found.repeated, "is there twice")
         of = dict(zip(found.altered.tolist(), found.altered_of.tolist(), strict=True))
@@ -358,6 +439,20 @@ class WindowCheck:
             return self._held_key(rows, at), _difference(rows, at, due, of[at])
 
         self._told.add(Fate.ALTERED, found.altered, altered)
+
+    def _not_erased(self, due: Windows, missing: Numbers) -> Numbers:
+        """Windows that are not there, but for those that may have been erased: as many of a batch as were, where it is
+        known which batch gave them out. That all others are there, the digests tell."""
+        if not self._erased:
+            return missing
+        batches = self._chain.turns
+        numbers = np.array(
+            [batches[at].number if at >= 0 else -1 for at in due.turns[missing].tolist()], np.int64
+        )
+        kept = np.ones(len(missing), np.bool_)
+        for number, count in Counter(numbers.tolist()).items():
+            kept[numbers == number] = count > self._erased[number]
+        return missing[kept] if len(missing) > self._erased.total() or kept.all() else missing[:0]
 
     # -------------------------------------------------------------------- without the key
 
@@ -382,12 +477,12 @@ class WindowCheck:
         due = replace(due, is_by_batch=False, windows=last_states(due.windows))
         chosen = self._standing(due, held, theirs)
         rows, is_session = held.where(chosen), taken.measure.kind == "session"
-        self._unproven.append(
-            Unproven(
-                f"in which key's window each record is, {name}",
-                f"the key ({', '.join(taken.step.key)}) is computed by a step; number and digest of all keys together "
-                "are those of the records",
-            )
+        if self._erased:
+            self._why = "rows were erased, and the key is computed by a step: nobody can say which"
+            return
+        self._why = (
+            f"the key ({', '.join(taken.step.key)}) is computed by a step; number and digest of all keys together are "
+            "those of the records"
         )
         summed = _summed(rows, merge_all=is_session)
         expected = _merged(due.windows) if is_session else due.windows

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -215,9 +215,10 @@ DIGEST: Final = "_hf_digest"
 START: Final = "window_start"
 END: Final = "window_end"
 STEP: Final = "_hf_topic"
+PARTITION: Final = "_hf_partition"
 TURN: Final = "_hf_offset"
 INDEX: Final = "_hf_index"
-NEEDED: Final = (COUNT, DIGEST, START, END, STEP, TURN, INDEX)
+NEEDED: Final = (COUNT, DIGEST, START, END, STEP, PARTITION, TURN, INDEX)
 
 
 class NotWindows(ValueError):
@@ -281,16 +282,49 @@ def held_rows(batches: Iterable[WindowBatch]) -> Held:
     )
 
 
+def rows_in_order(held: Held, key: Sequence[str]) -> int:
+    """How many rows are numbered within their batch by key and start, from 0 on. Of batches that many tasks gave out,
+    rows have other numbers, which are not made again here."""
+    columns: dict[str, Any] = {"number": held.numbers}
+    for at, name in enumerate(key if len(held) else ()):
+        columns |= {f"is {at}": held.table.column(name).is_valid(), f"key {at}": held.table.column(name)}
+    table = pa.table({**columns, "start": held.starts})
+    by = [(name, "ascending") for name in table.column_names]
+    try:
+        order = pc.sort_indices(table, sort_keys=by).to_numpy()
+    except pa.ArrowException:
+        return 0
+    numbers = held.numbers[order]
+    expected = np.arange(len(order)) - np.searchsorted(numbers, numbers)
+    is_other = held.indexes[order] != expected
+    if len(held):
+        is_other |= _numbers(held.table.column(PARTITION))[order] != 0
+    return int((~np.isin(numbers, numbers[is_other])).sum())
+
+
 def milliseconds(times: pa.ChunkedArray) -> Times:
-    """Of a timestamp, or of a text that is one; null, which no window has, is before everything."""
-    kind = pa.timestamp("us", tz=times.type.tz) if pa.types.is_timestamp(times.type) else None
-    if kind is None:
-        kind = pa.timestamp("us", tz="UTC")
-    return _numbers(times.cast(kind).cast(pa.int64()), -(2**62)) // 1000
+    """Of a timestamp, or of a text that is one; anything else, which no window has, is before everything."""
+    kind = pa.timestamp("us", tz=times.type.tz if pa.types.is_timestamp(times.type) else "UTC")
+    return _numbers(_cast(times, kind), -(2**62)) // 1000
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """What is no such value is null."""
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:
+        return pa.chunked_array([_cast_one(value, kind) for value in column], kind)
+
+
+def _cast_one(value: pa.Scalar, kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array([value.cast(kind)], kind)
+    except pa.ArrowException:
+        return pa.nulls(1, kind)
 
 
 def _numbers(column: pa.ChunkedArray, null: int = -1) -> Numbers:
-    filled = pc.fill_null(column.cast(pa.int64()), null)
+    filled = pc.fill_null(_cast(column, pa.int64()), null)
     return np.asarray(filled.to_numpy(), np.int64)
 
 

@@ -15,17 +15,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import AuditError, Fate, Finding, Unproven
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import Entry, Erasure
 from holdfast.pipeline.positions import Place, Positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+LINEAGE: Final = "_hf"
+ERASED: Final = "erased by "
+"""How the words for an erased row begin."""
 
 
 class SinkUnreadable(AuditError):
@@ -62,6 +68,51 @@ class KeyedBatch:
 
 
 @dataclass(frozen=True)
+class ContentBatch:
+    """Rows as they are stored, every column that the pipeline wrote, for their digests."""
+
+    columns: Mapping[str, pa.Array]
+    lineage: Mapping[str, pa.Array]
+    """`topic`, `partition`, `offset` and `index`."""
+    constants: Mapping[str, str | None] = field(default_factory=dict)
+    """Columns that directories or a log name for all of these rows, as they are written there."""
+    digests: Sequence[int | None] | None = None
+    """Of an upsert, the digest kept beside each row."""
+    is_before_reset: bool = False
+    """The rows are in no ledger of today."""
+
+
+def contents_of(
+    batch: pa.RecordBatch, types: Mapping[str, str], texts: Mapping[str, str | None], *, is_before_reset: bool
+) -> Iterator[ContentBatch]:
+    """Of rows with their lineage as a struct; those without one are nobody's."""
+    if LINEAGE not in batch.schema.names:
+        return
+    places = batch.column(LINEAGE)
+    columns = {name: batch.column(name) for name in batch.schema.names if name in types}
+    yield ContentBatch(
+        columns,
+        dict(zip((each.name for each in places.type), places.flatten(), strict=True)),
+        {name: text for name, text in texts.items() if name in types and name not in columns},
+        is_before_reset=is_before_reset,
+    )
+
+
+@dataclass(frozen=True)
+class ErasedRows:
+    """Rows that an entry of the ledger says were taken out on purpose."""
+
+    entry: Entry
+    erasure: Erasure
+    places: tuple[LineageBatch, ...]
+
+    @property
+    def words(self) -> str:
+        moment = datetime.fromtimestamp(self.entry.batch_time_ms / 1000, UTC)
+        return f"{ERASED}{self.erasure.reason!r} on {moment:%Y-%m-%d} (entry {self.entry.number})"
+
+
+@dataclass(frozen=True)
 class DeadLetterRow:
     topic: str
     partition: int
@@ -85,11 +136,26 @@ class SinkReader(Protocol):
     """Rows and ledger are of one moment: a row beyond the ledger was not written by the pipeline. Otherwise it may
     have come since, and only rows within the positions are judged."""
 
+    erased: Sequence[ErasedRows]
+    """What the audit believes to be erased: none until it has looked at the ledger's chain."""
+
+    @property
+    def keeps_digests(self) -> bool | None:
+        """Whether each row has its digest beside it, as those of an upsert have where their table has a column for
+        it; nothing: entries have the sums of theirs."""
+
+    @property
+    def gone_offsets(self) -> int:
+        """What it once had and dropped by itself, as far as is known after its rows were read."""
+
     def entries(self) -> Sequence[Entry]:
         """Every entry of the ledger that is kept, ascending. Nothing: the pipeline never wrote here."""
 
     def positions(self) -> Positions:
         """Where the newest entry stands; empty without one."""
+
+    def columns(self) -> Sequence[str]:
+        """What its rows are made of, the lineage as one column `_hf`."""
 
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         """The lineage of every row, each row once."""
@@ -103,6 +169,10 @@ class SinkReader(Protocol):
     def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         """The rows with their lineage (`_hf_topic`, `_hf_partition`, `_hf_offset`, `_hf_index`) and these columns, as
         they are stored."""
+
+    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+        """Every row with these columns, by the types they have for Spark; a column that is not there is left out. With
+        a scope, rows from before it may be left out."""
 
     def find(self, place: Place, offset: int) -> list[str]:
         """Where the rows made of one record are: file and row, table row, topic record."""
@@ -123,6 +193,19 @@ class DeadLetterReader(SinkReader, Protocol):
 
     def dead_letters(self) -> Iterator[DeadLetterRow]:
         """With their reasons, for counts by reason and for a record's life."""
+
+
+def erased_at(erased: Sequence[ErasedRows], place: Place, offset: int) -> list[str]:
+    """The words for rows of one record that were erased."""
+    return [
+        each.words
+        for each in erased
+        if any(
+            (batch.topic, batch.partition) == (place.topic, place.partition)
+            and (batch.offsets == offset).any()
+            for batch in each.places
+        )
+    ]
 
 
 # ---------------------------------------------------------------------------- ledger

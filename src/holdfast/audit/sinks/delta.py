@@ -47,6 +47,8 @@ class DeltaReader(files.FilesReader):
         self._application = f"hf-{definition.name}--{sink.name}"
         self.log = DeltaLog(self.path)
         self._by_version: dict[int, Entry] = {}
+        self._reset_in = 0
+        """The version by which its ledger was forgotten last."""
         self._entries = self._read_ledger()
         self._added_in = {
             add.path: version for version, commit in self.log.commits.items() for add in commit.adds
@@ -70,6 +72,7 @@ class DeltaReader(files.FilesReader):
             if number == FORGOTTEN:
                 entries = []
                 self._by_version = {}
+                self._reset_in = version
                 continue
             entry = self._entry_of(commit, number)
             if entry is not None:
@@ -149,7 +152,12 @@ class DeltaReader(files.FilesReader):
     def _files(self) -> Iterator[files.DataFile]:
         for add in self._added():
             yield files.DataFile(
-                self._located(add.path), add.path, self._spans_of(add), partial(self._constants, add)
+                self._located(add.path),
+                add.path,
+                self._spans_of(add),
+                partial(self._constants, add),
+                add.values,
+                self._added_in.get(add.path, self._reset_in) < self._reset_in,
             )
 
     def _located(self, path: str) -> str:
@@ -204,12 +212,28 @@ class DeltaReader(files.FilesReader):
 
     def _check_commit(self, commit: Commit) -> None:
         entry = self._by_version.get(commit.version)
+        if entry is not None and entry.erased is not None:
+            self._check_erasure(commit, entry)
+            return
         if entry is not None:
             added = sum(self._rows_of(add) for add in commit.adds)
             if added != entry.rows:
                 self._uncounted(commit, entry, added)
         if commit.removes:
             self._check_removes(commit)
+
+    def _check_erasure(self, commit: Commit, entry: Entry) -> None:
+        """A commit that takes rows out takes as many as its entry says, if the entry is believed."""
+        said = [each.erasure.rows for each in self.erased if each.entry.number == entry.number]
+        known = [self._adds.get(path) for path in commit.removes]
+        if not said:
+            self._check_removes(commit)
+        elif all(add is not None for add in known):
+            gone = sum(self._rows_of(add) for add in known if add is not None)
+            gone -= sum(self._rows_of(add) for add in commit.adds)
+            if gone != said[0]:
+                what = f"version {commit.version} of {self.path} erases {gone:,} rows, and its entry counts {said[0]:,}"
+                self._altered(what)
 
     def _rows_of(self, add: Add) -> int:
         if add.rows is not None:

@@ -22,7 +22,17 @@ import pyarrow.parquet as pq
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch, Offsets, as_ranges, split_struct
 from holdfast.audit.model import Fate, Finding, Range, ranges_text
-from holdfast.audit.sinks.base import NOWHERE_YET, KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
+from holdfast.audit.sinks.base import (
+    NOWHERE_YET,
+    ContentBatch,
+    ErasedRows,
+    KeyedBatch,
+    SinkScope,
+    SinkUnreadable,
+    WindowBatch,
+    contents_of,
+    erased_at,
+)
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
 from holdfast.pipeline.definition.streams import stream_of
 from holdfast.pipeline.ledger import Entry
@@ -137,12 +147,13 @@ def text_of(path: str) -> str:
 
 
 def _batches(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches with the number of their first row."""
+    """Batches with the number of their first row. None is of two row groups: Arrow cannot join their dictionaries."""
     row = 0
     with _opened_with_lineage(path) as file:
-        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-            yield row, _without_views(batch)
-            row += batch.num_rows
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(BATCH_ROWS, [group], columns):
+                yield row, _without_views(batch)
+                row += batch.num_rows
 
 
 @contextlib.contextmanager
@@ -318,22 +329,15 @@ def listed(directory: str) -> list[os.DirEntry[str]]:
         raise SinkUnreadable(f"{directory} may not be read: give the user who audits the right to") from error
 
 
-def files_below(directory: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def files_below(directory: str, folders: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every data file, with the directories between, by name; names with `_` or `.` before are no data."""
-    yield from _below(directory, ())
-
-
-def _below(directory: str, folders: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
     for entry in listed(directory):
         if entry.name.startswith(("_", ".")):
             continue
         if entry.is_dir():
-            yield from _below(entry.path, (*folders, entry.name))
+            yield from files_below(entry.path, (*folders, entry.name))
         else:
             yield entry.path, folders
-
-
-# ------------------------------------------------------------------------ places
 
 
 def outside(batch: LineageBatch, spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]]) -> Offsets:
@@ -373,10 +377,6 @@ def is_below(
 ) -> bool:
     """Whether all of a batch lies before where a scope starts, so that its rows need not be read."""
     return bool(spans) and all(parts[-1][1] <= starts.get(key, -1) for key, parts in spans.items())
-
-
-def starts_of(scope: SinkScope) -> dict[tuple[str, int], int]:
-    return {(place.topic, place.partition): start for place, (start, _) in scope.spans.items()}
 
 
 def not_there(
@@ -446,12 +446,18 @@ class DataFile(NamedTuple):
     """The offsets that its batch took; nothing: they are not known, or its rows name none."""
     constants: Callable[[], dict[str, pa.Scalar]]
     """The values of columns that are not in the file."""
+    texts: Mapping[str, str | None] = {}
+    """Those values, as directories or the log write them."""
+    is_before_reset: bool = False
 
 
 class FilesReader(ABC):
     """A sink of Parquet files, as it stood when it was opened: what every kind of those has in common."""
 
     is_exact = True
+    keeps_digests: bool | None = None
+    gone_offsets = 0
+    erased: Sequence[ErasedRows] = ()
 
     def __init__(self, definition: PipelineDefinition, sink: ParquetSink | DeltaSink) -> None:
         self.name = sink.name
@@ -491,6 +497,13 @@ class FilesReader(ABC):
         entries = self.entries()
         return entries[-1].positions if entries else NOWHERE_YET
 
+    def columns(self) -> Sequence[str]:
+        found: dict[str, None] = {}
+        for file in self._files():
+            with self._noting(file), opened(file.path) as content:
+                found |= dict.fromkeys((*content.schema_arrow.names, *file.constants()))
+        return list(found)
+
     # -------------------------------------------------------------------- rows
 
     @contextlib.contextmanager
@@ -517,7 +530,7 @@ class FilesReader(ABC):
 
     def _not_below(self, scope: SinkScope | None) -> Iterator[DataFile]:
         """The files that may hold rows of the scope."""
-        starts = {} if scope is None else starts_of(scope)
+        starts = {(each.topic, each.partition): at[0] for each, at in (scope.spans if scope else {}).items()}
         return (file for file in self._files() if not is_below(file.spans, starts))
 
     def windows(self) -> Iterator[WindowBatch]:
@@ -531,11 +544,17 @@ class FilesReader(ABC):
             with self._noting(file):
                 yield from tables(file.path, columns, file.constants())
 
+    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+        for file in self._not_below(scope):
+            with self._noting(file), _telling():
+                for _, batch in _batches(file.path, None):
+                    yield from contents_of(batch, types, file.texts, is_before_reset=file.is_before_reset)
+
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
         raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")
 
     def find(self, place: Place, offset: int) -> list[str]:
-        found = []
+        found = erased_at(self.erased, place, offset)
         for file in self._files():
             spans = file.spans.get((place.topic, place.partition), ())
             if file.spans and not any(start <= offset < end for start, end in spans):

@@ -130,3 +130,14 @@ def _parse_exactly(values: pa.Array) -> Places:
         topics.append(topic)
     encoded = pc.dictionary_encode(pa.array(topics, pa.string()))
     return Places(encoded, numbers[0], numbers[1], numbers[2])
+
+
+def without(column: pa.Array, pattern: str, renamed: tuple[str, str] | None = None) -> pa.Array:
+    """The headers of each record but for those whose names match; one of them under another name."""
+    names, values, ends = flat_headers(column)
+    if renamed is not None:
+        names = pc.if_else(pc.equal(names, renamed[0]), renamed[1], names)
+    kept = pc.invert(pc.match_substring_regex(names, pattern))
+    before = np.concatenate(([0], np.cumsum(kept.to_numpy(zero_copy_only=False)))).astype(np.int32)
+    items = pa.StructArray.from_arrays([names.filter(kept), values.filter(kept)], ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(before[ends], pa.int32()), items)

@@ -41,7 +41,9 @@ from holdfast.audit.record_walk import await_decided
 from holdfast.audit.sinks import headers
 from holdfast.audit.sinks.base import (
     NOWHERE_YET,
+    ContentBatch,
     DeadLetterRow,
+    ErasedRows,
     KeyedBatch,
     SinkScope,
     SinkUnreadable,
@@ -49,7 +51,7 @@ from holdfast.audit.sinks.base import (
     read_entry,
 )
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, ledger_topic
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition, ranges_of
@@ -161,12 +163,14 @@ class TopicReader:
 
     kind = "kafka"
     takes = ""
+    keeps_digests: bool | None = None
+    erased: Sequence[ErasedRows] = ()
 
     def __init__(self, pipeline: str, name: str, topic: str, settings: Mapping[str, str]) -> None:
         self.name = name
         self.topic = topic
         self.pipeline = pipeline
-        self.ledger_topic = f"hf-ledger-{pipeline}--{name}"
+        self.ledger_topic = ledger_topic(pipeline, name)
         self._settings = {key: str(value) for key, value in settings.items()}
         self._ledger = TopicLedger(pipeline, name)
         self.foreign = 0
@@ -185,7 +189,7 @@ class TopicReader:
                 self._has_ledger = ledger is not None
                 self._read_ledger(cluster, ledger or [])
                 self.undecided_offsets = sum(await_decided(cluster, [self.topic]).values())
-                self._ranges = self._find_ranges(cluster, self.topic)
+                self._ranges = self._whole_ranges = self._find_ranges(cluster, self.topic)
                 self.is_exact = self._has_stood_still(cluster, ledger or [])
                 self._dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
                 """By partition: how many offsets it no longer begins with."""
@@ -224,6 +228,9 @@ class TopicReader:
     def entries(self) -> Sequence[Entry]:
         return self._ledger.entries()
 
+    def columns(self) -> Sequence[str]:
+        return ("_hf", "key", "value", "headers")
+
     def positions(self) -> Positions:
         standing = self._ledger.standing()
         return NOWHERE_YET if standing is None else standing.positions
@@ -245,15 +252,17 @@ class TopicReader:
             for each in self._ranges or ()
         ]
 
-    def records(self) -> Iterator[pa.RecordBatch]:
-        """The committed records of the topic, as far as it went when it was opened."""
+    def records(self, *, is_whole: bool = False) -> Iterator[pa.RecordBatch]:
+        """The committed records of the topic, as far as it went when it was opened; `is_whole`: wherever it is read
+        from."""
         self.foreign = self.own = 0
         self.reports = []
-        if not self._ranges:
+        ranges = self._whole_ranges if is_whole else self._ranges
+        if not ranges:
             return
         try:
             with Cluster(self._settings) as cluster:
-                yield from cluster.read(self._ranges, batch_bytes=BATCH_BYTES, reports=self.reports)
+                yield from cluster.read(ranges, batch_bytes=BATCH_BYTES, reports=self.reports)
         except ClusterError as error:
             raise SinkUnreadable(f"sink {self.name!r}: {error}") from error
 
@@ -303,11 +312,15 @@ class TopicReader:
             self._again.setdefault(key, []).extend(again.tolist())
 
     def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
-        """Of a record: `key` and `value`, beside its lineage."""
+        """Of a record: `key`, `value` and `headers`, beside its lineage."""
         for batch in self.records():
             kept, places = self._known(batch)
             found = lineage_columns(places)
-            found |= {name: kept.column(name) for name in columns if name in ("key", "value", "timestamp")}
+            found |= {
+                name: kept.column(name)
+                for name in columns
+                if name in ("key", "value", "timestamp", "headers")
+            }
             yield pa.table(found)
 
     def windows(self) -> Iterator[WindowBatch]:
@@ -315,6 +328,15 @@ class TopicReader:
 
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
         raise SinkUnreadable(f"sink {self.name!r} keeps every record and has no keys")
+
+    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+        for batch in self.records(is_whole=scope is None):
+            kept, places = self._known(batch)
+            if kept.num_rows:
+                lineage = {
+                    name.removeprefix("_hf_"): column for name, column in lineage_columns(places).items()
+                }
+                yield ContentBatch({name: kept.column(name) for name in types}, lineage)
 
     def find(self, place: Place, offset: int) -> list[str]:
         found = []
@@ -416,17 +438,6 @@ class KafkaReader(TopicReader):
             for each in table.combine_chunks().to_batches():
                 yield WindowBatch(each, self.topic)
 
-    def gaps(self) -> Sequence[Unproven]:
-        found = list(super().gaps())
-        if self.takes and self._sink.value is not None:
-            found.append(
-                gap(
-                    f"the rows of {self.takes} in {self.topic}",
-                    "an expression makes their values, and they do not show what they were made of",
-                )
-            )
-        return found
-
 
 def own_settings(source: Mapping[str, str], bootstrap: str | None, own: Mapping[str, str]) -> dict[str, str]:
     """How the cluster of a topic is reached: the source's, unless the definition names another one."""
@@ -454,9 +465,9 @@ def window_row(key: bytes | None, value: bytes | None) -> dict[str, Any]:
 
 
 def _column(name: str, values: list[Any]) -> pa.Array:
-    if name in ("window_start", "window_end"):
-        return pa.array(values, pa.string()).cast(pa.timestamp("us", tz="UTC"))
     try:
+        if name in ("window_start", "window_end"):
+            return pa.array(values, pa.string()).cast(pa.timestamp("us", tz="UTC"))
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return pa.array([None if each is None else json.dumps(each) for each in values], pa.string())
@@ -472,6 +483,10 @@ class DeadLetters(TopicReader):
     """The dead letters of one pipeline."""
 
     kind = "dead_letter"
+
+    def columns(self) -> Sequence[str]:
+        """`headers` are the record's own, `failure` those that say why it is here."""
+        return (*super().columns(), "failure")
 
     def __init__(self, definition: PipelineDefinition, settings: Mapping[str, str]) -> None:
         letter = dead_letter_of(definition)

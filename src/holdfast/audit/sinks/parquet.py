@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -29,9 +30,11 @@ from holdfast.audit.sinks.base import (
     read_entry,
 )
 from holdfast.pipeline.definition.model import ParquetSink, PipelineDefinition
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import BEFORE_LEDGER, Entry, erased_rows
 
 BATCH: Final = re.compile(r"batch=(\d{20})")
+ENTRY: Final = "_ledger.json"
+MERGED: Final = "_entries.jsonl"
 FILES_NAMED: Final = 5
 """In one finding."""
 
@@ -54,10 +57,6 @@ class Directory:
     def first_number(self) -> int:
         """Of the batches in it."""
         return self.number - max(len(self.entries), 1) + 1
-
-    @property
-    def rows(self) -> int:
-        return sum(entry.rows for entry in self.entries)
 
     @cached_property
     def files(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -121,20 +120,24 @@ class ParquetReader(files.FilesReader):
             raise SinkUnreadable(f"sink {self.name!r}: {self.path}/_hf/forgotten.json: {error}") from error
 
     def _read_entries(self, directory: Directory) -> None:
+        """Of merged batches the newest entry stands by itself too, and the pipeline goes on from that one."""
         try:
-            lines = self._lines(directory)
-            directory.entries = [read_entry(line, self._pipeline, self.name) for line in lines]
+            if os.path.exists(os.path.join(directory.path, MERGED)):
+                directory.entries = self._entries_in(directory, MERGED)
+                if self._entries_in(directory, ENTRY) != directory.entries[-1:]:
+                    self._altered(f"{directory.name}: {ENTRY} says another entry than the last of {MERGED}")
+            else:
+                directory.entries = self._entries_in(directory, ENTRY)
         except PermissionError as error:
             raise SinkUnreadable(f"sink {self.name!r}: {error.filename} may not be read") from error
         except (OSError, ValueError) as error:
             directory.trouble = str(error)
 
-    def _lines(self, directory: Directory) -> list[str]:
-        merged = os.path.join(directory.path, "_entries.jsonl")
-        path = merged if os.path.exists(merged) else os.path.join(directory.path, "_ledger.json")
-        with open(path, encoding="utf-8") as file:
+    def _entries_in(self, directory: Directory, name: str) -> list[Entry]:
+        with open(os.path.join(directory.path, name), encoding="utf-8") as file:
             text = file.read()
-        return text.splitlines() if path == merged else [text]
+        lines = text.splitlines() if name == MERGED else [text]
+        return [read_entry(line, self._pipeline, self.name) for line in lines]
 
     @property
     def _current(self) -> list[Directory]:
@@ -153,7 +156,12 @@ class ParquetReader(files.FilesReader):
     def _file(self, directory: Directory, path: str, folders: Sequence[str]) -> files.DataFile:
         where = os.path.relpath(path, self.path)
         return files.DataFile(
-            path, where, self._spans(directory), partial(self._constants, directory, folders)
+            path,
+            where,
+            self._spans(directory),
+            partial(self._constants, directory, folders),
+            files.folder_values(folders),
+            directory.number < self._forgotten_below,
         )
 
     def _spans(self, directory: Directory) -> dict[tuple[str, int], list[tuple[int, int]]]:
@@ -220,29 +228,42 @@ class ParquetReader(files.FilesReader):
                 counts[path] = files.count_rows(path) if known is None else known
             if file.where in self._damaged:
                 damaged[file.where] = self._damaged[file.where]
-        held = sum(counts.values())
+        held, wanted = sum(counts.values()), self._rows_of(directory)
         lacking = [f"{where}: {why}" for where, why in damaged.items()]
-        if held < directory.rows and not damaged:
+        if held < wanted and not damaged:
             lacking.append(
-                f"the entries of {directory.name} count {directory.rows:,} rows, and its {len(counts)} files hold "
+                f"the entries of {directory.name} count {wanted:,} rows, and its {len(counts)} files hold "
                 f"{held:,}: a file or rows were removed"
             )
         paths = [path for path, _ in directory.files]
         for what in lacking:
-            self._gone(what, self._spans(directory), paths, directory.rows - held)
+            self._gone(what, self._spans(directory), paths, wanted - held)
         if damaged:
             return
-        if held > directory.rows:
-            self._altered(self._surplus(directory, counts, held))
-        elif held == directory.rows:
+        if held > wanted:
+            self._altered(self._surplus(directory, counts, held, wanted))
+        elif held == wanted:
             for path in counts:
                 if not files.OURS.fullmatch(os.path.basename(path)):
                     self._altered(f"{os.path.relpath(path, self.path)} is no file that the sink wrote")
 
-    def _surplus(self, directory: Directory, counts: Mapping[str, int], held: int) -> str:
-        more = held - directory.rows
+    def _rows_of(self, directory: Directory) -> int:
+        """That its entries count, but for those that were erased since."""
+        if directory.number < self._forgotten_below and self._erased_rows[BEFORE_LEDGER]:
+            return sum(
+                files.count_rows(path) for path, _ in directory.files
+            )  # of which, no ledger says any more
+        erased = self._erased_rows if directory.number >= self._forgotten_below else Counter[str]()
+        return sum(entry.rows - erased[str(entry.number)] for entry in directory.entries)
+
+    @property
+    def _erased_rows(self) -> Counter[str]:
+        return erased_rows(each.entry for each in self.erased)
+
+    def _surplus(self, directory: Directory, counts: Mapping[str, int], held: int, wanted: int) -> str:
+        more = held - wanted
         what = (
-            f"the entries of {directory.name} count {directory.rows:,} rows, and its files hold {held:,}: {more:,} "
+            f"the entries of {directory.name} count {wanted:,} rows, and its files hold {held:,}: {more:,} "
             "that no entry counts"
         )
         suspects = [path for path in counts if not files.OURS.fullmatch(os.path.basename(path))]

@@ -24,16 +24,20 @@ from holdfast.audit.lineage import NOWHERE, LineageBatch
 from holdfast.audit.model import Fate, Finding, Unproven, gap
 from holdfast.audit.sinks.base import (
     NOWHERE_YET,
+    ContentBatch,
+    ErasedRows,
     KeyedBatch,
     SinkScope,
     SinkUnreadable,
     WindowBatch,
+    erased_at,
     number_holes,
     read_entry,
 )
 from holdfast.pipeline.definition.model import PipelineDefinition, PostgresSink
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
+from holdfast.pipeline.row_digest import database_form, from_database
 
 LEDGER: Final = "holdfast_ledger"
 LINEAGE_COLUMNS: Final = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
@@ -57,6 +61,8 @@ _ARROW: Final = {
     "date": pa.date32(),
 }
 """Of columns in windows and keys; anything else comes as text, times apart."""
+CONTENT: Final = "_hf_content"
+"""The digest of a row, in the table of an upsert."""
 
 
 class PostgresReader:
@@ -64,6 +70,8 @@ class PostgresReader:
 
     kind = "postgres"
     is_exact = True
+    gone_offsets = 0
+    erased: Sequence[ErasedRows] = ()
 
     def __init__(self, definition: PipelineDefinition, sink: PostgresSink) -> None:
         self.name = sink.name
@@ -134,6 +142,10 @@ class PostgresReader:
 
     # -------------------------------------------------------------------- the ledger
 
+    @property
+    def keeps_digests(self) -> bool | None:
+        return CONTENT in self.column_types if self._sink.mode == "upsert" else None
+
     def _read_ledger(self) -> list[Entry]:
         if not self._has_ledger:
             return []
@@ -160,6 +172,10 @@ class PostgresReader:
 
     def entries(self) -> Sequence[Entry]:
         return self._entries
+
+    def columns(self) -> Sequence[str]:
+        names = ("_hf" if name in LINEAGE_COLUMNS else name for name in self.column_types)
+        return [name for name in dict.fromkeys(names) if name != CONTENT]
 
     def positions(self) -> Positions:
         return self._entries[-1].positions if self._entries else NOWHERE_YET
@@ -235,12 +251,17 @@ class PostgresReader:
             yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
 
     def _texts(
-        self, columns: Sequence[str], *, short_booleans: bool = False, scope: SinkScope | None = None
+        self,
+        columns: Sequence[str],
+        *,
+        short_booleans: bool = False,
+        as_numbers: bool = False,
+        scope: SinkScope | None = None,
     ) -> Iterator[pa.Table]:
-        """Columns of the table as text, a slice at a time; lineage as numbers."""
+        """Columns of the table as text, a slice at a time; lineage as numbers, and times too if that is wanted."""
         if not columns or not self.column_types:
             return
-        taken = sql.SQL(", ").join(self._packed(name, short_booleans) for name in columns)
+        taken = sql.SQL(", ").join(self._packed(name, short_booleans, as_numbers) for name in columns)
         for blocks in self._slices()[0]:
             statement = sql.SQL("SELECT {} FROM {} WHERE {}{}").format(
                 taken, self._table, blocks, _not_below(scope if self._has_lineage else None)
@@ -250,14 +271,15 @@ class PostgresReader:
             if values and values[0] is not None:
                 yield pa.table(_columns_of(columns, values))
 
-    def _packed(self, name: str, short_booleans: bool = False) -> sql.Composable:
+    def _packed(self, name: str, short_booleans: bool = False, as_numbers: bool = False) -> sql.Composable:
         """Numbers one behind the other; of a text the lengths, -1 for null, and the bytes."""
         column: sql.Composable = sql.Identifier(name)
         if name in LINEAGE_COLUMNS[1:]:
             return sql.SQL("string_agg(int8send(coalesce({}::int8, -1)), ''::bytea)").format(column)
         if short_booleans and self.column_types[name] == "boolean":
             column = sql.SQL("CASE {} WHEN true THEN 't' WHEN false THEN 'f' END").format(column)
-        text = sql.SQL("convert_to(({})::text, 'UTF8')").format(column)
+        form = database_form(self.column_types[name]) if as_numbers else "({0})::text"
+        text = sql.SQL("convert_to(" + form + ", 'UTF8')").format(column)
         return sql.SQL(
             "string_agg(int4send(coalesce(octet_length({0}), -1)), ''::bytea), "
             "string_agg(coalesce({0}, ''::bytea), ''::bytea)"
@@ -296,7 +318,7 @@ class PostgresReader:
 
     def windows(self) -> Iterator[WindowBatch]:
         where = f"{self._sink.schema_name}.{self._sink.table}"
-        for table in self._texts(list(self.column_types)):
+        for table in self._texts([name for name in self.column_types if name != CONTENT]):
             for batch in self._as_values(table).combine_chunks().to_batches():
                 yield WindowBatch(batch, where)
 
@@ -321,6 +343,19 @@ class PostgresReader:
                     keys = self._as_values(pa.table(_columns_of(columns, values)))
                     yield from _keyed(topic, partition, places, keys, where)
 
+    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+        if not self._has_lineage:
+            return
+        wanted = [name for name in types if name in self.column_types]
+        kept = [CONTENT] if self.keeps_digests else []
+        for table in self._texts([*LINEAGE_COLUMNS, *wanted, *kept], as_numbers=True, scope=scope):
+            columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+            yield ContentBatch(
+                {name: from_database(columns[name], types[name]) for name in wanted},
+                {name.removeprefix("_hf_"): columns[name] for name in LINEAGE_COLUMNS},
+                digests=[_whole(each) for each in columns[CONTENT].to_pylist()] if kept else None,
+            )
+
     def find(self, place: Place, offset: int) -> list[str]:
         if not self._has_lineage:
             return []
@@ -335,7 +370,7 @@ class PostgresReader:
                 ).format(listed, self._table),
                 (place.topic, place.partition, offset),
             ).fetchall()
-        rows = []
+        rows = erased_at(self.erased, place, offset)
         for ctid, index, *values in found:
             keys = ", ".join(f"{name}={value}" for name, value in zip(shown, values, strict=True))
             rows.append(
@@ -388,6 +423,11 @@ class PostgresReader:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _whole(text: str | None) -> int | None:
+    """A number; one that is none is no digest either."""
+    return None if text is None else int(text) if text.isdigit() else -1
 
 
 def _not_below(scope: SinkScope | None) -> sql.Composable:

@@ -1,42 +1,36 @@
-"""The contents of rows, by Spark: the columns of sinks that rules and queries made.
+"""What the steps make of the records, as the audit compares it: rows that Spark evaluates, brought back as Arrow.
 
-Rows are joined with what the steps give for the same place and compared column by column; null equals null. A sink's
-text (a topic's JSON) is read as the types that the steps give. Left alone are maps, which have no order, columns that a
-sink's directories are named by, rows of records that were expanded, and columns of tables made by hand whose types
-round.
+Spark says what a row must hold and nothing else: its rows go through files of the audit's own into the same comparison
+that the columns of the source go through (`holdfast.audit.content`). A topic's key, value and headers are made by the
+sink's expressions.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from holdfast.audit.content import keeps_exactly
-from holdfast.audit.spark.steps import LINEAGE, PLACE, Evaluated
-from holdfast.pipeline.definition.model import (
-    DeltaSink,
-    KafkaSink,
-    ParquetSink,
-    PostgresSink,
-    SinkDefinition,
-)
+from holdfast.audit.content import HEADERS, KEY, OF_RECORD, TOMBSTONE
+from holdfast.audit.spark.steps import LINEAGE, PLACE
+from holdfast.pipeline.core.sql import arrow_schema
+from holdfast.pipeline.definition.columns import KEY_PREFIX
+from holdfast.pipeline.definition.model import KafkaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
-VALUE: Final = "_held_value"
-ROWS_PER_GROUP: Final = 1 << 20
-_LINEAGE: Final = [
-    ("_hf_topic", pa.string()),
-    ("_hf_partition", pa.int32()),
-    ("_hf_offset", pa.int64()),
-    ("_hf_index", pa.int32()),
-]
+STORED: Final = frozenset({"_unknown"})
+JSON_OPTIONS: Final = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""How the columns of a row are written where a sink does not say (docs/guides/pipelines.md)."""
 
 
 class Scratch:
@@ -45,131 +39,110 @@ class Scratch:
     def __init__(self, spark: SparkSession, directory: str) -> None:
         self._spark = spark
         self._directory = directory
+        self._number = 0
 
     def path(self, name: str) -> str:
         return os.path.join(self._directory, name)
 
-    def table(
-        self,
-        name: str,
-        tables: Iterable[pa.Table],
-        schema: pa.Schema | None = None,
-        *,
-        empty: Sequence[str] = (),
-    ) -> DataFrame:
-        """A frame of these rows. Without a schema that of the first table counts; without any, texts named `empty`.
+    def new(self, name: str) -> str:
+        self._number += 1
+        return f"{name}-{self._number}"
 
-        Readers stream, so that no more than some batches are in memory.
-        """
+    def table(self, name: str, tables: Iterable[pa.Table], schema: pa.Schema) -> DataFrame:
+        """A frame of these rows; no more than one table is in memory."""
         path = self.path(f"{name}.parquet")
-        writer: pq.ParquetWriter | None = None
-        try:
+        with pq.ParquetWriter(path, schema, compression="lz4") as writer:
             for table in tables:
-                if writer is None:
-                    schema = schema or table.schema
-                    writer = pq.ParquetWriter(path, schema, compression="lz4")
-                assert schema is not None
-                writer.write_table(table.cast(schema), row_group_size=ROWS_PER_GROUP)
-            if writer is None:
-                columns = [*_LINEAGE, *((each, pa.string()) for each in empty)]
-                writer = pq.ParquetWriter(path, schema or pa.schema(columns))
-        finally:
-            if writer is not None:
-                writer.close()
+                writer.write_table(table.cast(schema))
         return self._spark.read.parquet(path)
 
-
-def not_compared(sink: SinkDefinition, evaluated: Evaluated) -> str:
-    """Why the columns that steps compute for a sink are not compared; nothing when they are."""
-    if evaluated.unknown:
-        return f"step {evaluated.unknown!r} is not run again"
-    if evaluated.expands:
-        return "the rows that a query makes of one record are not told apart"
-    if sink.rows:
-        return f"its rows are those of {sink.rows!r}, beside the steps"
-    if isinstance(sink, KafkaSink) and sink.value is not None:
-        return "its values are an expression's, which is not evaluated again"
-    return ""
+    def rows(self, frame: DataFrame) -> Iterator[pa.Table]:
+        """The rows of a frame, in the types that Spark names for Arrow, through files."""
+        path = self.path(self.new("rows"))
+        frame.write.parquet(path)
+        schema = to_arrow(frame)
+        options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+        for batch in ds.dataset(path, format=ds.ParquetFileFormat(read_options=options)).to_batches():
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch]).cast(schema)
 
 
-def different(
-    scratch: Scratch, sink: SinkDefinition, reader: Any, evaluated: Evaluated, columns: Sequence[str]
-) -> DataFrame:
-    """The places of rows whose columns do not hold what the steps say."""
+def to_arrow(frame: DataFrame) -> pa.Schema:
+    return arrow_schema(frame.schema)
+
+
+def with_places(frame: DataFrame, columns: Sequence[Column]) -> DataFrame:
+    """The lineage of rows under the names that readers of sinks give it, and these columns."""
     from pyspark.sql import functions
 
-    held = _held(scratch, sink, reader, columns, evaluated.main.schema)
-    made = evaluated.main.select(
-        *(functions.col(f"{LINEAGE}.{name}").alias(name) for name in PLACE),
-        *(functions.col(f"`{name}`").alias(f"_made_{at}") for at, name in enumerate(columns)),
-    )
-    differs = " OR ".join(f"NOT (_made_{at} <=> _held_{at})" for at in range(len(columns)))
-    return made.join(held, list(PLACE)).where(differs).select(*PLACE)
-
-
-def comparable(sink: SinkDefinition, reader: Any, schema: StructType, known: Container[str]) -> list[str]:
-    """The columns of a sink that are to hold exactly what the steps give, but for those that were compared already."""
-    found: list[str] = []
-    types: Mapping[str, str] = getattr(reader, "column_types", {})
-    for field in schema.fields:
-        text = field.dataType.simpleString()
-        if field.name.startswith("_") or "map<" in text or field.name in known:
-            continue
-        match sink:
-            case ParquetSink() | DeltaSink():
-                if field.name in sink.partition_by:
-                    continue
-            case PostgresSink():
-                if not keeps_exactly(types.get(field.name, ""), text):
-                    continue
-        found.append(field.name)
-    return found
-
-
-def _held(
-    scratch: Scratch, sink: SinkDefinition, reader: Any, columns: Sequence[str], schema: StructType
-) -> DataFrame:
-    """The sink's rows: places, and `_held_<n>` for each column, in the types of the steps."""
-    from pyspark.sql import functions
-
-    is_topic = isinstance(sink, KafkaSink)
-    asked = ("value",) if is_topic else tuple(columns)
-    tables = (_plain(table) for table in reader.table_batches(asked) if table.num_rows)
-    frame = scratch.table(f"content-{sink.name}", tables, empty=asked)
-    places = [functions.col(f"_hf_{name}").alias(name) for name in PLACE]
-    if is_topic:
-        fields = ", ".join(f"`{name}` {schema[name].dataType.simpleString()}" for name in columns)
-        value = functions.from_json(functions.col("value").cast("string"), fields)
-        frame = frame.withColumn(VALUE, value)
-        return frame.select(
-            *places,
-            *(functions.col(f"{VALUE}.`{name}`").alias(f"_held_{at}") for at, name in enumerate(columns)),
-        )
     return frame.select(
-        *places,
-        *(
-            _typed(functions.col(f"`{name}`"), schema[name].dataType, frame.schema[name].dataType).alias(
-                f"_held_{at}"
-            )
-            for at, name in enumerate(columns)
-        ),
+        *(functions.col(f"{LINEAGE}.{name}").alias(f"_hf_{name}") for name in PLACE), *columns
     )
 
 
-def _typed(column: Column, wanted: Any, held: Any) -> Column:
-    """What a table gives as text, as the type it stands for."""
+def is_stored(name: str) -> bool:
+    return name in STORED or not name.startswith("_")
+
+
+def of_topic(sink: KafkaSink, rows: DataFrame) -> list[Column]:
+    """Key, value and headers of the records that a topic gets, as `_key`, `value` and `_headers`."""
     from pyspark.sql import functions
 
-    if wanted == held:
-        return column
-    if held.simpleString() == "string" and wanted.simpleString() == "binary":
-        return functions.unhex(functions.substring(column, 3, 2_000_000_000))
-    return column.cast(wanted)
+    rows = _with_keys_of_tombstones(rows)
+    is_tombstone = functions.col(TOMBSTONE) if TOMBSTONE in rows.columns else functions.lit(False)
+    of_record = functions.col(KEY) if KEY in rows.columns else functions.lit(None).cast("binary")
+    key = of_record
+    if sink.key is not None:
+        key = functions.coalesce(_as_bytes(sink.key, rows), functions.when(is_tombstone, of_record))
+    if sink.value is not None:
+        value = _as_bytes(sink.value, rows)
+    else:
+        stored = [named(rows, name) for name in rows.columns if is_stored(name)]
+        text = functions.to_json(functions.struct(*stored), JSON_OPTIONS) if stored else functions.lit("{}")
+        value = functions.encode(text, "utf-8")
+    if TOMBSTONE not in (sink.value or ""):
+        value = functions.when(is_tombstone, functions.lit(None)).otherwise(value)
+    headers = [
+        functions.struct(functions.lit(name).alias("key"), _as_bytes(text, rows).alias("value"))
+        for name, text in sink.headers.items()
+    ]
+    listed = functions.array(*headers).cast("array<struct<key: string, value: binary>>")
+    return [key.alias(KEY), value.cast("binary").alias("value"), listed.alias(HEADERS)]
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """Without dictionaries, which Parquet does not need."""
-    for at, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            table = table.set_column(at, field.name, table.column(at).cast(field.type.value_type))
-    return table
+def _with_keys_of_tombstones(rows: DataFrame) -> DataFrame:
+    """A tombstone has no value: columns that the record's key has too are taken from there."""
+    from pyspark.sql import functions
+
+    names = [name for name in rows.columns if KEY_PREFIX + name in rows.columns]
+    if not names or TOMBSTONE not in rows.columns:
+        return rows
+    of_key = {
+        name: functions.coalesce(
+            named(rows, name), named(rows, KEY_PREFIX + name).cast(rows.schema[name].dataType)
+        )
+        for name in names
+    }
+    is_tombstone = functions.col(TOMBSTONE)
+    return rows.withColumns(
+        {
+            name: functions.when(is_tombstone, each).otherwise(named(rows, name))
+            for name, each in of_key.items()
+        }
+    )
+
+
+def named(rows: DataFrame, name: str) -> Column:
+    return rows["`" + name.replace("`", "``") + "`"]
+
+
+def _as_bytes(expression: str, rows: DataFrame) -> Column:
+    """Bytes as they are, anything else as its text."""
+    from pyspark.sql import functions
+
+    value = functions.expr(expression)
+    kind = rows.select(value.alias("it")).schema[0].dataType.simpleString()
+    return value if kind == "binary" else functions.encode(value.cast("string"), "utf-8")
+
+
+TOPIC_TYPES: Final = {KEY: OF_RECORD[KEY], "value": OF_RECORD[KEY], HEADERS: OF_RECORD[KEY]}

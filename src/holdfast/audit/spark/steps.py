@@ -28,11 +28,14 @@ from holdfast.pipeline.definition.model import (
     Dedupe,
     Expect,
     Filter,
+    Join,
+    Keyed,
     Lookup,
     PipelineDefinition,
     Python,
     Source,
     Sql,
+    Window,
 )
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.packing import pack
@@ -163,6 +166,16 @@ class Evaluated:
     unknown: str = ""
     """The step behind which nothing is known; nothing: all is."""
     expands: bool = False
+    before: dict[str, DataFrame] = field(default_factory=dict)
+    """By stateful step, the rows that reach it."""
+
+    def rows_of(self, stream: str) -> DataFrame | None:
+        """What a sink that takes this is made of; nothing where it is not known. Late rows and duplicates are as they
+        reached their step, those of the step itself are not evaluated."""
+        step, _, kind = stream.partition(".")
+        if not step:
+            return None if self.unknown else self.main
+        return self.before.get(step) if kind else None
 
     def all_left(self, spark: SparkSession) -> DataFrame:
         nothing = spark.createDataFrame([], _LEFT)
@@ -181,6 +194,8 @@ def evaluate(
     found = Evaluated(rows.drop(*PLACE, "_error"))
     found.left.append(_left(dead.selectExpr(*PLACE), Fate.DEAD_LETTER, PARSE))
     for step in definition.steps:
+        if isinstance(step, Dedupe | Window | Keyed | Join):
+            found.before[step.name] = found.main
         match step:
             case Expect():
                 if step.otherwise in ("warn", "fail"):

@@ -1,0 +1,68 @@
+"""The audit is held to its word: damage is never passed over, and a sound pipeline is never accused.
+
+Every seed is a pipeline, a history and a damage of its own (`programs`, `worlds`, `strokes`), made with the real sinks
+on a real broker and a real PostgreSQL, without Spark. It is audited before the damage and after it, and `judging` holds
+both answers against what was done. Seed n is the same every time: `HOLDFAST_SOUNDNESS_SEED=n` runs it alone,
+`HOLDFAST_SOUNDNESS_SEEDS=20000` as many.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.audit.soundness.certificates import forged
+from tests.audit.soundness.judging import noticed, promised
+from tests.audit.soundness.strokes import STROKES, damage
+from tests.audit.soundness.worlds import Estate, lived
+from tests.support.tiers import by_tier
+
+ONLY = os.environ.get("HOLDFAST_SOUNDNESS_SEED")
+SEEDS = int(os.environ.get("HOLDFAST_SOUNDNESS_SEEDS") or by_tier(quick=6, check=150, long=2000))
+PARTS = by_tier(quick=1, check=3, long=12)
+CERTIFIED = 3
+"""Of so many seeds one has its reports certified, and a certificate changed."""
+
+
+@pytest.fixture(scope="module")
+def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
+    path: Path = tmp_path_factory.mktemp("estate")
+    with Estate(path) as made:
+        yield made
+
+
+def in_part(part: int) -> list[int]:
+    seeds = range(SEEDS) if ONLY is None else [int(ONLY)]
+    return [seed for seed in seeds if seed % PARTS == part]
+
+
+def play(estate: Estate, seed: int) -> list[str]:
+    """What the audit should have said of this seed's world and did not."""
+    with lived(estate, seed) as world:
+        sound = world.audit()
+        wrong = promised(world, sound)
+        accepted = sound.trusted()
+        if accepted:
+            wrong += promised(world, world.audit(accepted))
+        done = damage(world, random.Random(f"damage {seed}"))
+        if done is not None:
+            answer = world.audit(accepted)
+            wrong += noticed(world, sound, done, answer, accepted)
+            if seed % CERTIFIED == 0:
+                reports = [each.report for each in (sound, answer) if each.report]
+                wrong += forged(reports, estate.directory / "certificates" / str(seed), random.Random(seed))
+        return [f"seed {seed}: {line}; {world}" for line in wrong]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_damage_is_never_passed_over_and_a_sound_pipeline_never_accused(part: int, estate: Estate) -> None:
+    wrong = [line for seed in in_part(part) for line in play(estate, seed)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_damage_has_its_turn() -> None:
+    assert len(STROKES) <= 60, "300 seeds try each of them five times"
