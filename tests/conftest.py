@@ -86,6 +86,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(wrapper=True)  # around the others, since xdist must see the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
+        if " at 0x" in item.nodeid:  # another one in every worker, which xdist takes for another test
+            raise pytest.UsageError(f"{item.nodeid}: the id of a test holds an address; give it `ids`")
         for fixture in getattr(item, "fixturenames", ()):
             if fixture in MARK_OF_FIXTURE:
                 item.add_marker(MARK_OF_FIXTURE[fixture])

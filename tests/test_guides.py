@@ -29,6 +29,7 @@ CLIENTS = (
     "process-without-losing",
     "exactly-once-into-postgresql",
     "processors-and-state",
+    "reading-topics",
 )
 GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in CLIENTS]
 RUNNING = ROOT / "docs" / "guides" / "running-the-broker.md"

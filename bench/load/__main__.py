@@ -12,6 +12,7 @@ GENERATORS: Final = {
     "audit": "bench.load.audit:audit",
     "audit_fill": "bench.load.audit:fill",
     "closed_loop": "bench.load.closed_loop:run",
+    "counted_produce": "bench.load.counted_produce:run",
     "raw_closed_loop": "bench.load.raw_closed_loop:run",
     "bulk_produce": "bench.load.bulk:produce",
     "bulk_consume": "bench.load.bulk:consume",

@@ -22,7 +22,7 @@ ANSWER_SIZE_MAX = 65_536
 """A Produce answer about one partition has less than a hundred bytes."""
 
 
-class _Client:
+class Client:
     """One connection, one request in flight."""
 
     def __init__(self, host: str, port: int, frames: list[bytes], first: int) -> None:
@@ -57,7 +57,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     topic = spec["topic"]
     batch = record_batch([payloads(spec["size"], 1)[0]], int(time.time() * 1000))
     frames = [produce_frame(topic, partition, batch) for partition in range(spec["partitions"])]
-    clients = [_Client(host, int(port), frames, index * 7) for index in range(spec["clients"])]
+    clients = [Client(host, int(port), frames, index * 7) for index in range(spec["clients"])]
     by_number = {each.socket.fileno(): each for each in clients}
     window = Window(spec["clients"])
     latencies: list[int] = []

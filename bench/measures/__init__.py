@@ -15,10 +15,12 @@ from bench.measures.clients_producer import ClientMemory, ClientProducer
 from bench.measures.compaction import Compaction
 from bench.measures.cpu import Cpu
 from bench.measures.end_to_end import EndToEnd
+from bench.measures.graduation import Graduation
 from bench.measures.groups import GroupJoin, GroupSuccession
 from bench.measures.heartbeats import Heartbeats
 from bench.measures.latency import Latency, LatencyRaw
 from bench.measures.many import ManyPartitions
+from bench.measures.observing import Observing
 from bench.measures.partitions100 import Partitions100
 from bench.measures.reader import Reader
 from bench.measures.recovery import Recovery
@@ -45,6 +47,8 @@ ALL: Final[tuple[Measure, ...]] = (
     Startup(),
     Recovery(),
     ManyPartitions(),
+    Observing(),
+    Graduation(),
     GroupJoin(),
     GroupSuccession(),
     Heartbeats(),

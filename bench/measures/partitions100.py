@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from bench.driver import Bench, Measure
-from bench.measures.clients16 import PROCESSES, clients_alone, closed_loop_series
+from bench.measures.clients16 import PROCESSES, clients_alone, closed_loop_series, flushing_first
 from bench.model import MeasureResult, Row
 from bench.servers import Durability
 
@@ -34,6 +34,7 @@ class Partitions100(Measure):
             "kafka_page_cache.requests_per_s",
         ),
         clients_alone("16 clients over 100 partitions", "ours_flushed", "kafka_flushed"),
+        flushing_first("16 clients over 100 partitions"),
     )
 
     def run(self, bench: Bench) -> MeasureResult:

@@ -1,4 +1,4 @@
-"""Steps with a memory against Spark's own stateful operators over RocksDB, from the same source; what state costs."""
+"""Stateful steps against Spark's own stateful operators over RocksDB, from the same source; what state costs."""
 
 from __future__ import annotations
 

@@ -90,6 +90,18 @@ def test_the_default_of_all_brokers_is_set_and_given_back(run: Run) -> None:
     assert b"log.cleaner.backoff.ms" in refused.stderr
 
 
+def test_levels_of_loggers_are_set(run: Run, topic: str) -> None:
+    loggers = ("--entity-type", "broker-loggers", "--entity-name", broker_id(run, topic))
+    before = settings(run, *loggers)["root"]["value"]
+    assert run("configs", "alter", *loggers, "--add-config", "root=ERROR").returncode == 0
+    found = settings(run, *loggers)["root"]
+    assert (found["value"], found["source"]) == ("ERROR", "DYNAMIC_BROKER_LOGGER_CONFIG")
+    assert run("configs", "alter", *loggers, "--add-config", f"root={before}").returncode == 0
+    refused = run("configs", "alter", *loggers, "--add-config", "no.such=INFO")
+    assert refused.returncode == 1
+    assert b"no.such" in refused.stderr
+
+
 def test_refusals_name_the_entity_and_the_reason(run: Run, topic: str) -> None:
     for flags, reason in (
         (("--add-config", "retention.ms=soon"), "retention.ms"),

@@ -199,7 +199,7 @@ def test_a_broker_that_comes_back_is_read_on(run: Run, start: Start, holdfast_br
     there = ("--bootstrap-server", holdfast_broker.bootstrap_servers)
     assert run("topics", "create", "--topic", "t", *there).returncode == 0
     fill(run, "t", b"before\n", *there)
-    refresh = ("--consumer-property", "metadata.max.age.ms=200", "--connect-timeout-ms", "300")
+    refresh = ("--consumer-property", "metadata.max.age.ms=200")
     process = start("consume", "--topic", "t", "--from-beginning", "--max-messages", "2", *refresh, *there)
     assert process.stdout is not None
     assert process.stdout.readline() == b"before\n"
@@ -217,15 +217,16 @@ def begun(start: Start) -> subprocess.Popen[bytes]:
         assert process.stdout is not None
         if process.stdout.readline() == b"before\n":
             return process
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=60) in (0, 3)  # silence, or a broker that was slow to answer
     raise AssertionError("there was nothing to read")
 
 
 def test_silence_of_a_dead_broker_is_exit_code_3(run: Run, start: Start, holdfast_broker: Any) -> None:
-    there = ("--bootstrap-server", holdfast_broker.bootstrap_servers, "--connect-timeout-ms", "300")
+    there = ("--bootstrap-server", holdfast_broker.bootstrap_servers)
     assert run("topics", "create", "--topic", "t", *there).returncode == 0
     fill(run, "t", b"before\n", *there)
-    process = begun(partial(start, "consume", "--topic", "t", "--from-beginning", *there))
+    soon = ("--connect-timeout-ms", "2000")
+    process = begun(partial(start, "consume", "--topic", "t", "--from-beginning", *there, *soon))
     holdfast_broker.crash()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3

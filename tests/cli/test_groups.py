@@ -68,15 +68,15 @@ def topic(make_topic: MakeTopic) -> str:
 
 @pytest.fixture
 def commit(bootstrap_servers: str) -> Callable[[str, str, dict[int, int]], None]:
-    """Give a group positions without joining it."""
+    """Give a group committed offsets without joining it."""
 
-    def commit_positions(group: str, topic: str, positions: dict[int, int]) -> None:
+    def commit_offsets(group: str, topic: str, positions: dict[int, int]) -> None:
         consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap_servers, "group.id": group})
         offsets = [TopicPartition(topic, partition, offset) for partition, offset in positions.items()]
         consumer.commit(offsets=offsets, asynchronous=False)
         consumer.close()
 
-    return commit_positions
+    return commit_offsets
 
 
 @pytest.fixture

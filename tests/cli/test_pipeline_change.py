@@ -17,7 +17,7 @@ from holdfast.pipeline.changes.levels import Change, Level
 from holdfast.pipeline.engine.planning import Bounds
 from holdfast.pipeline.engine.progress import Summary
 from holdfast.pipeline.ledger import Entry, Intake
-from holdfast.pipeline.operations import against_running, backfilling, rebuilding, refilling
+from holdfast.pipeline.operations import against_running, backfilling, erasing, rebuilding, refilling
 from holdfast.pipeline.operations.against_running import Judgement
 from holdfast.pipeline.operations.backfilling import Backfill
 from holdfast.pipeline.operations.rebuilding import CannotRebuild, Rebuilt
@@ -283,3 +283,43 @@ def test_compare_wants_pairs_of_sinks(run_here_anywhere: Run, tmp_path: Path) ->
     result = run_here_anywhere("pipeline", "compare", str(one), str(other), "--sink", "lake")
     assert result.returncode == 2
     assert b"NAME=NAME" in result.stderr
+
+
+# ---------------------------------------------------------------------------- erase
+
+
+def test_erase_counts_asks_and_erases_when_told(
+    run_here_anywhere: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def plan_erase(definition: Any, where: str, reason: str, **options: Any) -> erasing.ErasePlan:
+        assert options == {"sinks": ["lake"], "bootstrap": "h:1"}
+        return erasing.ErasePlan(definition, "h:1", where, reason, {"lake": 7}, {"t": "it is a topic"})
+
+    def perform_erase(plan: Any, **options: Any) -> erasing.Erased:
+        done.append(f"{plan.where} by {plan.reason}")
+        return erasing.Erased("p", plan.reason, plan.rows, plan.untouched)
+
+    monkeypatch.setattr(erasing, "plan_erase", plan_erase)
+    monkeypatch.setattr(erasing, "perform_erase", perform_erase)
+    flags = ("--where", "id = 1", "--reason", "request 7", "--sink", "lake", "--bootstrap-server", "h:1")
+    unasked = run_here_anywhere("pipeline", "erase", str(file), *flags)
+    assert (unasked.returncode, done) == (2, [])
+    assert b"--yes" in unasked.stderr
+    counted = run_here_anywhere("pipeline", "erase", str(file), *flags, "--dry-run")
+    assert (counted.returncode, done) == (0, [])
+    assert b"lake: 7 rows" in counted.stderr
+    assert b"t: not erased: it is a topic" in counted.stderr
+    told = run_here_anywhere("pipeline", "erase", str(file), *flags, "--yes", "--output", "json")
+    assert (told.returncode, done) == (0, ["id = 1 by request 7"])
+    found = json.loads(told.stdout)
+    assert (found["event"], found["sinks"], found["dry_run"]) == ("erased", {"lake": 7}, False)
+
+
+@pytest.mark.parametrize("flags", [("--where", " ", "--reason", "r"), ("--where", "true", "--reason", "")])
+def test_an_erasure_needs_a_condition_and_a_reason(
+    run_here_anywhere: Run, file: Path, flags: tuple[str, ...]
+) -> None:
+    result = run_here_anywhere("pipeline", "erase", str(file), *flags)
+    assert (result.returncode, b"is empty" in result.stderr) == (2, True)

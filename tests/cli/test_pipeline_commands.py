@@ -39,7 +39,12 @@ def test_init_writes_an_example_that_passes_check(run_here_anywhere: Run, tmp_pa
     result = run_here_anywhere("pipeline", "init", str(tmp_path / "new"))
     assert result.returncode == 0
     written = result.stdout.decode().splitlines()
-    assert [Path(path).name for path in written] == ["orders.yaml", "steps.py", "README.md"]
+    assert [Path(path).name for path in written] == [
+        "orders.yaml",
+        "steps.py",
+        "orders.test.yaml",
+        "README.md",
+    ]
     checked = run_here_anywhere("pipeline", "check", written[0], "--no-spark")
     assert (checked.returncode, checked.stderr) == (0, b"")
     assert b"no error found" in checked.stdout

@@ -75,7 +75,7 @@ def test_without_a_terminal_each_batch_is_a_line() -> None:
 def remembering() -> BatchDone:
     return replace(
         batch(),
-        turns={"totals": {"closed": 7, "taken": 970, "late": 10, "rows": 7}, "quiet": {"taken": 0}},
+        step_counts={"totals": {"closed": 7, "taken": 970, "late": 10, "rows": 7}, "quiet": {"taken": 0}},
         state=StateNow(3, 1_772_323_200_000, {"totals": (40, 5_000), "once": (900, 1_000)}),
     )
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.audit_topics import Growing, begin
 from tests.support.fake_cluster import FakeCluster
 
-from holdfast.audit import metrics
+from holdfast import exposition
 from holdfast.audit.model import Fate, Finding, Report, Unproven
 from holdfast.cli.app import run_command
 from holdfast.cli.audit_every import redacted
@@ -239,8 +239,8 @@ def test_audits_go_on_until_one_fails(
     told: list[str] = []
 
     @contextmanager
-    def served(numbers: metrics.AuditMetrics, host: str, port: int) -> Iterator[int]:
-        with serve(numbers, host, port) as taken:
+    def served(text: Callable[[], str], host: str, port: int) -> Iterator[int]:
+        with serve(text, host, port) as taken:
             ports.append(taken)
             yield taken
 
@@ -253,8 +253,8 @@ def test_audits_go_on_until_one_fails(
             pq.write_table(pq.read_table(path).slice(1), path)
         return False
 
-    serve = metrics.served
-    monkeypatch.setattr(metrics, "served", served)
+    serve = exposition.served
+    monkeypatch.setattr(exposition, "served", served)
     monkeypatch.setattr("holdfast.cli.audit_every._wait", wait)
     try:
         code, out, err = here(

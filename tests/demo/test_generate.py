@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.demo.generate import KINDS, GenerateSettings, Generator, Message
+from holdfast.demo.generate import KINDS, GeneratedMessage, GenerateSettings, Generator
 from holdfast.errors import UsageError
 
 GOLDEN = {
@@ -24,12 +24,12 @@ GOLDEN = {
 MIXED: dict[str, Any] = {"malformed": 0.05, "duplicates": 0.1, "late": 0.1, "disorder_ms": 2000}
 
 
-def generated(kind: str, **settings: Any) -> tuple[list[Message], dict[str, Any]]:
+def generated(kind: str, **settings: Any) -> tuple[list[GeneratedMessage], dict[str, Any]]:
     generator = Generator(GenerateSettings(kind, **settings))
     return list(generator), generator.summary()
 
 
-def parsed(message: Message) -> dict[str, Any] | None:
+def parsed(message: GeneratedMessage) -> dict[str, Any] | None:
     try:
         value: dict[str, Any] = json.loads(message.value)
     except ValueError:
@@ -41,7 +41,7 @@ def time_of(event: dict[str, Any]) -> datetime.datetime:
     return datetime.datetime.fromisoformat(event["at"])
 
 
-def events_of(messages: list[Message]) -> list[dict[str, Any]]:
+def events_of(messages: list[GeneratedMessage]) -> list[dict[str, Any]]:
     """Each event once, in the order they came."""
     seen: dict[bytes, dict[str, Any]] = {}
     for message in messages:

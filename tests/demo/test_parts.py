@@ -16,7 +16,7 @@ from rich.console import Console
 
 from holdfast.cli.demo import workplace
 from holdfast.demo.count import ids_in_parquet, numbers_in_topic
-from holdfast.demo.orders import NUMBER_HEADER, PARTITIONS, SOURCE, Kind, Message, Orders
+from holdfast.demo.orders import NUMBER_HEADER, PARTITIONS, SOURCE, Kind, OrderMessage, Orders
 from holdfast.demo.processes import Child, DemoFailed, PipelineJob, PlainJob, Sender
 from holdfast.demo.screen import Screen
 from holdfast.demo.sender import Allowance, Errand, run
@@ -32,9 +32,9 @@ class Notes:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.sent: list[Message] = []
+        self.sent: list[OrderMessage] = []
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[OrderMessage]) -> None:
         self.sent += messages
         self.calls.append(f"send {messages[0].number}-{messages[-1].number}")
 

@@ -24,6 +24,7 @@ from tests.support.audit_topics import (
 from tests.support.audit_worlds import PIPELINE, TOPIC, Held, Made, Plan, Row, Told, definition_of, iso
 from tests.support.fake_cluster import FakeCluster, FakePartition
 
+from holdfast.client.messages import away_from_home
 from holdfast.pipeline.aside import schema as aside_schema
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.model import PipelineDefinition, PostgresSink
@@ -144,7 +145,7 @@ class WorldWriter:
         written = world.files.setdefault(name, [])
         if held is plan.dead:
             letters = dead_letters(FakeTopics(self.cluster), f"{PIPELINE}-dlt", PIPELINE)
-            return lambda entry, rows: letters.commit(entry, [_letter(row) for row in rows or ()])
+            return lambda entry, rows: letters.commit(entry, [_letter(plan, row) for row in rows or ()])
         if held.kind == "parquet":
             parquet = ParquetBuilder(path, FILES)
             return lambda entry, rows: written.extend(
@@ -193,8 +194,8 @@ def _entry(world: World, ledger: Ledger, made: Made, rows: int) -> Entry:
         intake=made.intake,
         routes=made.routes,
         digests=dict(made.digests),
-        taps=made.taps if world.plan.has_memory else {},
-        state=made.state if world.plan.has_memory else STATELESS,
+        taps=made.taps if world.plan.is_stateful else {},
+        state=made.state if world.plan.is_stateful else STATELESS,
         watermark_ms=made.watermark_ms,
     )
 
@@ -209,10 +210,12 @@ def table_of(rows: Sequence[Row], types: dict[str, pa.DataType]) -> pa.Table:
     return rows_of([row.lineage for row in rows], columns)
 
 
-def _letter(row: Row) -> Sent:
+def _letter(plan: Plan, row: Row) -> Sent:
     topic, partition, offset, _ = row.lineage
     key, value, reason = (row.values[name] for name in ("key", "value", "reason"))
-    return dead_letter(PIPELINE, (topic, partition, offset), key, value, reason=reason)
+    told = next((each for each in plan.log.get(partition, ()) if each.offset == offset), None)
+    own = () if told is None else away_from_home(_headers(told))
+    return dead_letter(PIPELINE, (topic, partition, offset), key, value, reason=reason, own=own)
 
 
 def _sent(plan: Plan, held: Held, row: Row) -> Sent:

@@ -136,7 +136,7 @@ class Plan:
     """The number of a message that a spool sent and no broker has."""
 
     @property
-    def has_memory(self) -> bool:
+    def is_stateful(self) -> bool:
         return any(isinstance(step, Dedupe | Window) for step in self.definition.steps)
 
     def taken(self) -> Iterator[Told]:
@@ -528,7 +528,7 @@ def definition_of(
     plan: Plan, bootstrap: str, directory: str, postgres_url: str, schema: str
 ) -> PipelineDefinition:
     """The plan's definition, with places to write to."""
-    has_event_time = plan.has_memory
+    has_event_time = plan.is_stateful
     sinks: list[SinkDefinition] = []
     for held in plan.sinks.values():
         path = f"{directory}/{held.name}"

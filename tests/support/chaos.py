@@ -149,6 +149,16 @@ class Swarm:
         """What a member wrote to its standard output and error."""
         return (self._directory / f"{name}.err").read_text(errors="replace")
 
+    def resets(self) -> list[str]:
+        """What clients say of positions that they gave up, other than for want of a committed offset: a broker must
+        never call a position out of range, or its log cut, in a test that deletes nothing."""
+        return [
+            line
+            for path in sorted(self._directory.glob("member-*.err"))
+            for line in path.read_text(errors="replace").splitlines()
+            if "offset reset" in line and "no previously committed offset" not in line
+        ]
+
     def events(self) -> list[Event]:
         """All histories as one, in the order of the moments."""
         found = []

@@ -22,6 +22,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from holdfast.client.consuming.assignment import is_member, messages
+
 BATCH: Final = 40
 CALL_SECONDS: Final = 3.0
 SESSION_MS: Final = 2_000
@@ -81,9 +83,13 @@ class Member:
         self.options = options
         self.history = History(options["history"])
         self.stopping = False
+        self.batch: list[Any] = []
+        """Messages that were read and are to be committed."""
         self.uncommitted: dict[int, int] = {}
         """Positions whose commit was refused while the partition stays: in a rebalance that takes single partitions
         nobody else will commit them, and there may never be another message to commit them with."""
+        self.read_up_to: dict[int, int] = {}
+        """By partition, the offset behind the last message that was handed out since the partition was assigned."""
         self.watchdog = Watchdog(self.history)
         self.watchdog.start()
         signal.signal(signal.SIGTERM, self._stop)
@@ -122,6 +128,9 @@ class Member:
             "isolation.level": "read_committed",
             "fetch.wait.max.ms": 50,
             **IMPATIENT,
+            # Says on standard error why a position was reset: on the broker's word, or by the client alone.
+            "debug": "topic",
+            "log_level": 7,
             **options.get("config", {}),
         }
         if options["protocol"] == "classic":
@@ -131,6 +140,7 @@ class Member:
             config["group.remote.assignor"] = options["assignor"]
         consumer = Consumer(config)
         self.uncommitted = {}
+        self.read_up_to = {}
 
         def note(kind: str) -> Any:
             def told(_: Any, places: list[Any]) -> None:
@@ -138,6 +148,9 @@ class Member:
                 self.history.note(kind, partitions=partitions)
                 for partition in partitions:
                     self.uncommitted.pop(partition, None)
+                    self.read_up_to.pop(partition, None)
+                # A rebalance may come between two messages of a batch: what was read before it is another's to commit.
+                self.batch = [message for message in self.batch if message.partition() not in partitions]
 
             return told
 
@@ -151,15 +164,22 @@ class Member:
 
     def _read(self, consumer: Consumer) -> list[Any]:
         self.watchdog.feed()
-        found: list[Any] = []
-        message: Any
-        for message in consumer.consume(BATCH, timeout=0.2):
+        self.batch = []
+        for message in messages(consumer, 0.2, BATCH):
             error = message.error()
             if error is None:
-                found.append(message)
+                partition, offset = message.partition(), message.offset()
+                if offset < self.read_up_to.get(partition, 0):
+                    # An offset query that librdkafka sent before a partition was revoked, and that is answered after
+                    # it, starts the fetching again: the next assignment hands out what that fetched, and then fetches
+                    # it once more. Our own clients drop it as well (client/consuming/loop.py).
+                    self.history.note("again", p=partition, o=offset)
+                    continue
+                self.read_up_to[partition] = offset + 1
+                self.batch.append(message)
             elif error.fatal():
                 raise StartOver(error.name())
-        return found
+        return self.batch
 
     # At least once
 
@@ -229,6 +249,8 @@ class Member:
                 positions[message.partition()] = message.offset() + 1
             offsets = [TopicPartition(self.options["topic"], p, o) for p, o in positions.items()]
             metadata = consumer.consumer_group_metadata()
+            if not is_member(consumer, metadata):
+                raise Abort("this member is no longer one of its group")
             self._until_done(lambda timeout: producer.send_offsets_to_transaction(offsets, metadata, timeout))
             self.history.note("committing", positions=positions)
             self._until_done(producer.commit_transaction)

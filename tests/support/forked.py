@@ -6,7 +6,7 @@ command would, with the descriptors, the environment and the directory it was gi
 exit functions run, streams flushed. Only the taking apart of a hundred modules, of which nobody sees anything, is left
 to the kernel.
 
-What comes of it is the asker's own child and a `subprocess.Popen`: it is waited for, killed and signalled as any other.
+What comes of it is the asker's own child, and a `subprocess.Popen` to whoever waits for it, kills or signals it.
 For that the nursery forks twice, and the asker adopts the orphan, being a subreaper (prctl(2)) for that moment.
 
 Rules kept: the nursery has one thread and no connection, so that a child inherits neither; it runs no command itself;
@@ -23,6 +23,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -30,8 +31,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from holdfast.testing.processes import ask_to_die
 
@@ -79,7 +82,7 @@ def _can_be_forked(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     return (
         sys.platform == "linux"
         and list(command[:2]) == [sys.executable, "-m"]
-        and command[2].startswith("holdfast.")
+        and command[2].startswith(("holdfast.", "tests.support."))
         and options.keys() <= {"stdin", "stdout", "stderr", "env", "cwd", "preexec_fn"}
         and (preexec is None or getattr(preexec, "func", None) is ask_to_die)
         and _read_at_start(environment) == _read_at_start(os.environ)
@@ -93,24 +96,26 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ForkedProcess(subprocess.Popen[bytes]):
-    """A child that the nursery forked."""
+    """A child that the nursery forked.
 
-    def _execute_child(
+    It is a `Popen` by its public attributes and methods, which stand here as far as they need more than the number of
+    a child: what `Popen` does inside itself is neither called nor replaced.
+    """
+
+    def __init__(
         self,
         args: Sequence[str],
-        executable: object,
-        preexec_fn: Callable[[], object] | None,
-        close_fds: object,
-        pass_fds: object,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        startupinfo: object,
-        creationflags: object,
-        shell: object,
-        *rest: Any,
+        *,
+        stdin: Any = None,
+        stdout: Any = None,
+        stderr: Any = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        preexec_fn: Callable[[], object] | None = None,
     ) -> None:
-        """The one step of a start that differs, which `Popen` calls with the descriptors of its streams."""
-        handles = rest[:6]
+        self.args = args
+        self.returncode = None
+        self._reaping = threading.Lock()
         order = Order(
             module=args[2],
             arguments=list(args[3:]),
@@ -118,13 +123,95 @@ class ForkedProcess(subprocess.Popen[bytes]):
             directory=os.fspath(cwd or os.getcwd()),
             dies_with_parent=preexec_fn is not None,
         )
-        theirs = (handles[0], handles[3], handles[5])
-        try:
-            streams = [own if given == -1 else given for own, given in enumerate(theirs)]
-            self.pid = _nursery.fork(order, streams)
-            self._child_created = True
-        finally:
-            self._close_pipe_fds(*handles)  # type: ignore[attr-defined]
+        with ExitStack() as theirs:
+            inner, self.stdin = _stream(theirs, stdin, 0)
+            outer, self.stdout = _stream(theirs, stdout, 1)
+            error, self.stderr = (outer, None) if stderr == subprocess.STDOUT else _stream(theirs, stderr, 2)
+            self.pid = _nursery.fork(order, [inner, outer, error])
+
+    def poll(self) -> int | None:
+        if self._reaping.acquire(blocking=False):
+            try:
+                self._reap(os.WNOHANG)
+            finally:
+                self._reaping.release()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is not None and self.returncode is None:
+            ended = select.poll()
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                ended.register(descriptor, select.POLLIN)
+                if not ended.poll(max(0.0, timeout) * 1000):
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+            finally:
+                os.close(descriptor)
+        with self._reaping:
+            self._reap(0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _reap(self, options: int) -> None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+
+    def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: A002
+        deadline = None if timeout is None else time.monotonic() + timeout
+        read: dict[int, bytes] = {}
+        work: list[Callable[[], None]] = []
+        if self.stdin is not None and not self.stdin.closed:
+            work.append(partial(_write, self.stdin, input or b""))
+        for number, stream in enumerate((self.stdout, self.stderr)):
+            if stream is not None and not stream.closed:
+                work.append(partial(_read, stream, read, number))
+        threads = [threading.Thread(target=each, daemon=True) for each in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return (
+            None if self.stdout is None else read.get(0, b""),
+            None if self.stderr is None else read.get(1, b""),
+        )
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdout, self.stderr, self.stdin):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+        self.wait()
+
+
+def _stream(theirs: ExitStack, given: Any, number: int) -> tuple[int, IO[bytes] | None]:
+    """What the child gets for one of its streams, closed here when it has it; and our end of a pipe."""
+    if given is None:
+        return number, None
+    if given == subprocess.DEVNULL:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        theirs.callback(os.close, descriptor)
+        return descriptor, None
+    if given != subprocess.PIPE:
+        return given if isinstance(given, int) else given.fileno(), None
+    reading, writing = os.pipe()
+    inner, outer, mode = (reading, writing, "wb") if number == 0 else (writing, reading, "rb")
+    theirs.callback(os.close, inner)
+    return inner, open(outer, mode)
+
+
+def _write(stream: IO[bytes], data: bytes) -> None:
+    with suppress(BrokenPipeError), stream:
+        stream.write(data)
+
+
+def _read(stream: IO[bytes], read: dict[int, bytes], number: int) -> None:
+    with stream:
+        read[number] = stream.read()
 
 
 class _Nursery:

@@ -65,6 +65,8 @@ class Member(ABC):
         self.events: list[Event] = []
         self.errors: list[str] = []
         """Names of errors its client reported for good, such as being fenced."""
+        self.commits_when_revoked = False
+        """Whether it commits what it read before another member reads on, where its client lets it."""
         self.consumer: Any = None
 
     @property
@@ -155,9 +157,14 @@ class ConfluentMember(Member):
         self.consumer.subscribe(
             list(topics),
             on_assign=lambda _, partitions: self.note("assigned", partitions),
-            on_revoke=lambda _, partitions: self.note("revoked", partitions),
+            on_revoke=lambda _, partitions: self._revoke(partitions),
             on_lost=lambda _, partitions: self.note("lost", partitions),
         )
+
+    def _revoke(self, partitions: Any) -> None:
+        self.note("revoked", partitions)
+        if self.commits_when_revoked:
+            self.commit()
 
     def poll(self, timeout_s: float) -> None:
         message: Any
@@ -185,6 +192,7 @@ class ConfluentMember(Member):
                 raise
 
     def close(self) -> None:
+        self.commits_when_revoked = False  # its connections are going
         self.consumer.close()
 
 
@@ -531,6 +539,7 @@ class Work:
 
     def join(self, kind: Kind, **options: Any) -> Member:
         member = kind.join(self.engine, self.group, self.topics, **options)
+        member.commits_when_revoked = True  # a rebalance may come between reading and `commit`
         self.members.append(member)
         self.present.append(member)
         return member
@@ -572,7 +581,8 @@ class Work:
         pump(self.present, everything, what)
         counts = Counter(seen.value for member in self.members for seen in member.seen)
         wrong = {value: counts[value] for value in {*counts, *self.written} if counts[value] != 1}
-        assert not wrong, f"{what}: read not once but {wrong}"
+        told = [member.events for member in self.members] if wrong else []
+        assert not wrong, f"{what}: read not once but {wrong}; the members were told {told}"
 
     def write_and_read(self, phase: str) -> None:
         """A phase: written, read once by those present, committed."""

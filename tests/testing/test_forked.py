@@ -30,6 +30,19 @@ def test_it_says_and_ends_as_one_that_was_started(arguments: list[str], tmp_path
     assert outcome(forked) == outcome(subprocess.Popen([*HOLDFAST, *arguments], **streams))
 
 
+def test_a_member_of_a_storm_is_forked_and_may_be_waited_for_in_vain() -> None:
+    command = [sys.executable, "-m", "tests.support.chaos_member", "{}"]
+    with open_process(command, stderr=subprocess.PIPE) as member:
+        assert isinstance(member, ForkedProcess)
+        _, errors = member.communicate(timeout=60)
+    assert (member.returncode, b"KeyError: 'history'" in errors) == (1, True)
+    with open_process([*HOLDFAST, "produce", "--topic", "t"], stdin=subprocess.PIPE) as waiting:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(timeout=0.01)
+        waiting.kill()
+        assert waiting.wait() == -signal.SIGKILL
+
+
 def test_it_reads_its_input_in_its_directory_with_its_environment(tmp_path: Path) -> None:
     (tmp_path / "here.properties").write_text("no.such.setting=1\n")
     command = [*HOLDFAST, "produce", "--topic", "t"]

@@ -31,6 +31,11 @@ COMMANDS: dict[str, CommandPlace] = {
     "cluster": CommandPlace(
         "cluster", "Run brokers", "Start and end brokers to try things on, ours or Kafka's."
     ),
+    "graduate": CommandPlace(
+        "graduate", "Run brokers", "Hand the data over to Apache Kafka in place, with proof."
+    ),
+    "backup": CommandPlace("backup", "Run brokers", "Copy a running node's data to a repository of backups."),
+    "restore": CommandPlace("restore", "Run brokers", "Make data directories from a backup, verified."),
     "dump-log": CommandPlace("dump_log", "Run brokers", "Show what log and index files hold."),
     "topics": CommandPlace("topics", "Topics and groups", "Create, list, describe, alter and delete topics."),
     "configs": CommandPlace(
@@ -58,6 +63,9 @@ COMMANDS: dict[str, CommandPlace] = {
     ),
     "doctor": CommandPlace(
         "doctor", "Find and prove losses", "Find what can lose messages in settings, code, clusters."
+    ),
+    "exporter": CommandPlace(
+        "exporter", "Find and prove losses", "Show topics, groups and transactions to Prometheus."
     ),
     "check": CommandPlace(
         "check", "Find and prove losses", "Judge a history: what was lost, duplicated, reordered."

@@ -2,7 +2,7 @@
 
 `pipeline` is for pipelines of ours; `checkpoint`, `topics`, `group` and `spool` for a foreign Spark job, a copy of a
 topic, a consumer group and spooling producers; `verify` checks certificates. They read and change nothing. Exit codes:
-0 proven, 1 failed, 2 usage, 3 cannot be read, 4 inconclusive.
+0 proven, or unaltered since written, or accepted by name; 1 failed, 2 usage, 3 cannot be read, 4 inconclusive.
 """
 
 from __future__ import annotations
@@ -187,7 +187,13 @@ def audit_pipeline(
     from holdfast.audit.pipeline_audit import AuditOptions
 
     tell = _tell if sys.stderr.isatty() else None
-    options = AuditOptions(start=start, settings=cluster.properties(), spools=spools or (), tell=tell)
+    options = AuditOptions(
+        start=start,
+        settings=cluster.properties(),
+        spools=spools or (),
+        tell=tell,
+        accepted=tuple(further.accept or ()),
+    )
     with no_verdict():
         auditor = PipelineAuditor(loaded, cluster.bootstrap_server, options, _auditor(spark), spark)
         give_out(auditor, wishes, further)
@@ -369,6 +375,7 @@ def audit_spool(
         "holdfast audit verify proofs/",
         "holdfast audit verify proofs/orders-000001.json proofs/orders-000002.json",
         "holdfast audit verify proofs/ --expect 9f86d081884c7d65…",
+        "holdfast audit verify proofs/ --public-key audit.pub",
     ),
 )
 def verify(
@@ -382,14 +389,19 @@ def verify(
             "The hash of the newest certificate, kept elsewhere: then its end cannot be cut off or made anew.",
         ),
     ] = None,
+    public_key: Annotated[
+        str | None,
+        option("FILE", "Each certificate has to be signed by this ed25519 key. Needs holdfast\\[sign]."),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Check certificates of audits: that each has the content its hash is of, and that each names the one before. The
     first link that is broken is named. Nothing but the files is needed."""
     from holdfast.audit.certificate import verify as verify_chains
+    from holdfast.audit.signatures import load_public_key
     from holdfast.audit.text import plain
 
-    results = verify_chains(paths, expect)
+    results = verify_chains(paths, expect, None if public_key is None else load_public_key(public_key))
     if output is Output.JSON:
         print_json([each.as_json() for each in results])
     else:

@@ -40,6 +40,10 @@ class Wishes:
             "in .json.",
         ),
     ] = None
+    sign_key: Annotated[
+        str | None,
+        option("FILE", "Sign the certificate with this ed25519 key in PEM. Needs holdfast\\[sign]."),
+    ] = None
     html: Annotated[str | None, option("FILE", "Write the report as one page with its plots.")] = None
     junit: Annotated[str | None, option("FILE", "Write the report as JUnit's XML, for CI.")] = None
     every: Annotated[
@@ -60,9 +64,10 @@ class Wishes:
 
     def keep(self, report: Report) -> Certificate | None:
         """Write the files that were asked for."""
-        from holdfast.audit import certificate, html, junit
+        from holdfast.audit import certificate, html, junit, signatures
 
-        made = None if self.certificate is None else certificate.write(report, self.certificate)
+        key = None if self.sign_key is None else signatures.load_private_key(self.sign_key)
+        made = None if self.certificate is None else certificate.write(report, self.certificate, key)
         if self.html is not None:
             _write(self.html, html.page(report, made))
         if self.junit is not None:
@@ -88,6 +93,20 @@ class Further:
             min=0,
         ),
     ] = None
+    accept: Annotated[
+        list[str] | None,
+        option(
+            "SINK.COLUMN",
+            "Accept this column though nothing vouches for its cells; `steps.NAME`: what a step let go. May be "
+            "repeated.",
+        ),
+    ] = None
+    strict: Annotated[
+        bool,
+        flag(
+            "Not enough that cells are unaltered since they were written: end with 4 unless all are recomputed."
+        ),
+    ] = False
 
 
 ONCE: Final = Wishes()
@@ -179,6 +198,7 @@ def redacted(report: Report, redact: Callable[[str], str]) -> Report:
             replace(each, what=redact(each.what), why=redact(each.why)) for each in report.unproven
         ),
         notes=tuple(redact(note) for note in report.notes),
+        coverage=tuple(replace(each, why=redact(each.why)) for each in report.coverage),
     )
 
 
@@ -197,12 +217,18 @@ def give_out(auditor: Auditor, wishes: Wishes, further: Further = FURTHER) -> No
             _again_and_again(audits, wishes.every, wishes, full_first=further.full)
         report = audits.run(full=further.full)
     _show(report, wishes.output)
-    raise Exit(report.verdict.exit_code)
+    raise Exit(report.exit_code(is_strict=further.strict))
 
 
 def _check(wishes: Wishes, further: Further) -> None:
     if wishes.metrics_port is not None and wishes.every is None:
         raise UsageError("--metrics-port goes with --every: an audit that ends has nobody to ask it")
+    if wishes.sign_key is not None:
+        if wishes.certificate is None:
+            raise UsageError("--sign-key goes with --certificate")
+        from holdfast.audit.signatures import load_private_key
+
+        load_private_key(wishes.sign_key)  # before hours of reading, not after them
     if further.full and further.state is None:
         raise UsageError("--full goes with --state: without it, everything is looked at anyway")
     if further.full_every is not None and further.state is None and wishes.every is None:
@@ -219,8 +245,8 @@ def _show(report: Report, output: Output) -> None:
 
 
 def _again_and_again(audits: Incremental, every: str, wishes: Wishes, *, full_first: bool) -> NoReturn:
+    from holdfast import exposition
     from holdfast.audit import continuous, metrics
-    from holdfast.audit.model import Verdict
     from holdfast.pipeline.definition.units import parse_duration_ms
 
     try:
@@ -232,7 +258,7 @@ def _again_and_again(audits: Incremental, every: str, wishes: Wishes, *, full_fi
     def tell(report: Report) -> None:
         if wishes.output is Output.JSON:
             sys.stdout.write(json_line(report.as_json()))
-        elif report.verdict is Verdict.PROVEN:
+        elif report.verdict.exit_code == 0:
             print(continuous.summary(report, was_full=audits.was_full))
         else:
             _show(report, wishes.output)
@@ -241,8 +267,8 @@ def _again_and_again(audits: Incremental, every: str, wishes: Wishes, *, full_fi
     with ExitStack() as stack:
         numbers = metrics.AuditMetrics(audits.auditor.subject)
         if wishes.metrics_port is not None:
-            host, port = metrics.parse_address(wishes.metrics_port)
-            taken = stack.enter_context(metrics.served(numbers, host, port))
+            host, port = exposition.parse_address(wishes.metrics_port)
+            taken = stack.enter_context(exposition.served(numbers.text, host, port))
             complain(f"metrics at http://{host}:{taken}/metrics")
         watch = continuous.Watch(audits, every_s, numbers, _wait, tell, complain)
         newest = watch.run(full_first=full_first)

@@ -1,4 +1,4 @@
-"""`holdfast configs describe|alter`, with the flags of kafka-configs, for topics and brokers.
+"""`holdfast configs describe|alter`, with the flags of kafka-configs, for topics, brokers and their loggers.
 
 The flags of kafka-configs that need more than a type: which entity, which settings to add and remove.
 
@@ -39,7 +39,10 @@ from holdfast.wire.api_keys import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 
 app = CommandGroup(no_args_is_help=True, help="Show and change the settings of topics and brokers.")
 
-ENTITY_TYPES = ("topics", "brokers")
+LOGGERS = "broker-loggers"
+LOGGER_SOURCE = 6
+"""Where a level comes from, which librdkafka does not know."""
+ENTITY_TYPES = ("topics", "brokers", LOGGERS)
 
 
 class Entity(NamedTuple):
@@ -52,9 +55,15 @@ class Entity(NamedTuple):
     def is_broker_default(self) -> bool:
         return self.name == ""
 
+    @property
+    def is_unknown_to_librdkafka(self) -> bool:
+        return self.is_broker_default or self.kind == LOGGERS
+
     def __str__(self) -> str:
         if self.is_broker_default:
             return "the default of all brokers"
+        if self.kind == LOGGERS:
+            return f"the loggers of broker {self.name}"
         return f"{self.kind.removesuffix('s')} {self.name}"
 
 
@@ -62,7 +71,9 @@ class Entity(NamedTuple):
 class EntityFlags:
     """Kafka's two ways to name an entity: --entity-type with a name, or --topic and --broker."""
 
-    entity_type: Annotated[str | None, option("topics|brokers", "What kind of thing is meant.")] = None
+    entity_type: Annotated[
+        str | None, option("topics|brokers|broker-loggers", "What kind of thing is meant.")
+    ] = None
     entity_name: Annotated[str | None, option("NAME", "A topic's name or a broker's id.")] = None
     entity_default: Annotated[
         bool, flag("The dynamic default of all brokers, with --entity-type brokers.")
@@ -99,8 +110,8 @@ class EntityFlags:
             if self.entity_default and (self.entity_name is not None or self.entity_type != "brokers"):
                 raise UsageError("--entity-default goes with --entity-type brokers and without --entity-name")
             entity = Entity(self.entity_type, "" if self.entity_default else self.entity_name)
-        if entity.kind == "brokers" and entity.name and not entity.name.isdecimal():
-            raise UsageError(f"a self.broker is named by its id, a number, not {entity.name!r}")
+        if entity.kind != "topics" and entity.name and not entity.name.isdecimal():
+            raise UsageError(f"a broker is named by its id, a number, not {entity.name!r}")
         return entity
 
 
@@ -112,6 +123,7 @@ SHOWN_WITHOUT_ALL: Mapping[str, frozenset[int]] = {
     "brokers": frozenset(
         {ConfigSource.DYNAMIC_BROKER_CONFIG.value, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG.value}
     ),
+    LOGGERS: frozenset({LOGGER_SOURCE}),
 }
 """Where the settings come from that somebody set while the cluster ran, as kafka-configs shows them."""
 
@@ -176,10 +188,10 @@ def alter(
         raise UsageError(f"cannot both set and delete {', '.join(both)}")
     connection = server.connect()
     admin = connection.admin()
-    if removals:
+    if removals and entity.kind != LOGGERS:
         _check_set_here(entity, _read(connection, admin, entity), removals)
-    if entity.is_broker_default:
-        change_defaults(connection, additions, removals)
+    if entity.is_unknown_to_librdkafka:
+        change_directly(connection, entity, additions, removals)
     else:
         _change(admin, entity, additions, removals)
     if output is Output.JSON:
@@ -203,9 +215,9 @@ def _resource(entity: Entity, changes: list[ConfigEntry] | None = None) -> Confi
 
 
 def _read(connection: Connection, admin: AdminClient, entity: Entity) -> dict[str, Any]:
-    if entity.is_broker_default:
-        return read_defaults(connection)
     _check_exists(admin, entity)
+    if entity.is_unknown_to_librdkafka:
+        return read_directly(connection, entity)
     (future,) = admin.describe_configs([_resource(entity)], request_timeout=REQUEST_TIMEOUT_S).values()
     return result_of(future, f"cannot read the settings of {entity}", entity.name or "")
 
@@ -215,7 +227,7 @@ def _check_exists(admin: AdminClient, entity: Entity) -> None:
     cluster = admin.list_topics(timeout=REQUEST_TIMEOUT_S)
     if entity.kind == "topics" and entity.name not in cluster.topics:
         raise no_such_topic(entity.name or "")
-    if entity.kind == "brokers" and entity.name and int(entity.name) not in cluster.brokers:
+    if entity.kind != "topics" and entity.name and int(entity.name) not in cluster.brokers:
         ids = ", ".join(map(str, sorted(cluster.brokers)))
         raise CommandFailed(f"broker {entity.name} is not in the cluster; its brokers are {ids}")
 
@@ -244,7 +256,7 @@ def _change(admin: AdminClient, entity: Entity, additions: Mapping[str, str], re
 
 
 def _source_name(source: int) -> str:
-    return ConfigSource(source).name
+    return "DYNAMIC_BROKER_LOGGER_CONFIG" if source == LOGGER_SOURCE else ConfigSource(source).name
 
 
 def _as_json(entity: Entity, entries: list[Any]) -> dict[str, Any]:
@@ -312,22 +324,20 @@ def parse_removals(texts: Sequence[str]) -> list[str]:
 
 
 BROKER: Final[int] = ConfigResource.Type.BROKER.value
+BROKER_LOGGER: Final = 8
 
 
-def read_defaults(connection: Connection) -> dict[str, ConfigEntry]:
-    """The settings of the default, by name."""
-    request = {
-        "resources": [{"resource_type": BROKER, "resource_name": "", "configuration_keys": None}],
-        "include_synonyms": True,
-        "include_documentation": False,
-    }
-    with connection.brokers() as brokers:
-        (result,) = brokers.ask_any(DESCRIBE_CONFIGS, request).results
-    check(result.error_code, "cannot read the default settings of all brokers", result.error_message)
+def read_directly(connection: Connection, entity: Entity) -> dict[str, ConfigEntry]:
+    """The settings of what librdkafka has no name for, by name."""
+    request = {"include_synonyms": True, "include_documentation": False}
+    result = _ask(connection, entity, DESCRIBE_CONFIGS, {"configuration_keys": None}, request).results[0]
+    check(result.error_code, f"cannot read the settings of {entity}", result.error_message)
     return {entry.name: _entry(entry) for entry in result.configs}
 
 
-def change_defaults(connection: Connection, additions: Mapping[str, str], removals: Sequence[str]) -> None:
+def change_directly(
+    connection: Connection, entity: Entity, additions: Mapping[str, str], removals: Sequence[str]
+) -> None:
     changes = [
         {"name": name, "config_operation": AlterConfigOpType.SET.value, "value": value}
         for name, value in additions.items()
@@ -335,13 +345,21 @@ def change_defaults(connection: Connection, additions: Mapping[str, str], remova
     changes += [
         {"name": name, "config_operation": AlterConfigOpType.DELETE.value, "value": None} for name in removals
     ]
-    request = {
-        "resources": [{"resource_type": BROKER, "resource_name": "", "configs": changes}],
-        "validate_only": False,
-    }
+    request = {"validate_only": False}
+    answer = _ask(connection, entity, INCREMENTAL_ALTER_CONFIGS, {"configs": changes}, request)
+    result = answer.responses[0]
+    check(result.error_code, f"cannot change the settings of {entity}", result.error_message)
+
+
+def _ask(
+    connection: Connection, entity: Entity, api_key: int, about: Mapping[str, Any], request: Mapping[str, Any]
+) -> Any:
+    kind = BROKER_LOGGER if entity.kind == LOGGERS else BROKER
+    resource = {"resource_type": kind, "resource_name": entity.name, **about}
     with connection.brokers() as brokers:
-        (result,) = brokers.ask_any(INCREMENTAL_ALTER_CONFIGS, request).responses
-    check(result.error_code, "cannot change the default settings of all brokers", result.error_message)
+        if entity.name:
+            return brokers.ask_broker(int(entity.name), api_key, {"resources": [resource], **request})
+        return brokers.ask_any(api_key, {"resources": [resource], **request})
 
 
 def _entry(entry: Any) -> ConfigEntry:

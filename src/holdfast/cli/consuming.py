@@ -7,7 +7,7 @@ The rules it keeps:
   `GroupMember` says.
 - An offset that no longer exists is said and skipped to the first that does; one that does not exist yet is
   an error. Neither is a silent jump. (HF305)
-- With a group a position is stored only after its message was written out, so that a crash or a closed pipe
+- With a group an offset is committed only after its message was written out, so that a crash or a closed pipe
   repeats messages rather than losing them (HF301); the last ones are committed, and that is waited for, before
   the command ends (HF309).
 - Checksums are verified; a damaged message ends the command, after those in front of it were printed, unless it was

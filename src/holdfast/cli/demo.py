@@ -15,7 +15,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +29,8 @@ from holdfast.errors import ExitCode, UsageError
 
 BULK_MESSAGES = 200_000
 ORDERS = 60_000
+HANDED_OVER_MESSAGES = 3_000
+"""By each of the two brokers, with `--graduate`."""
 CERTIFICATES = "holdfast-demo"
 """In the working directory: where the certificate goes when the rest is not kept."""
 
@@ -51,9 +53,21 @@ def demo(
     messages: Annotated[
         int, option("N", "With --no-pipeline: messages of the bulk run.", min=1000)
     ] = BULK_MESSAGES,
+    graduate: Annotated[
+        bool,
+        flag(
+            "Instead: Apache Kafka takes the broker's place on its directory and port while a sender writes."
+        ),
+    ] = False,
 ) -> None:
     """Kill a broker, a sender and a Spark pipeline while orders go through them, and prove that nothing was lost."""
     console = Console()
+    if graduate:
+        if unsafe or no_pipeline or engine is not EngineChoice.HOLDFAST:
+            raise UsageError("--graduate goes from holdfast's own broker to Apache Kafka, and alone")
+        with workplace(keep) as directory:
+            _hand_over(console, directory)
+        return
     if no_pipeline:
         if unsafe or engine is not EngineChoice.HOLDFAST:
             raise UsageError("--no-pipeline is about holdfast's own broker alone")
@@ -113,13 +127,28 @@ def _broker_alone(console: Console, directory: Path, messages: int) -> None:
         ready = ("start to ready", f"{(time.perf_counter() - began) * 1000:,.0f} ms")
         figures, survived = try_broker(broker, console, messages)
         broker.stop()
-    table = Table(title="The broker: one durable, Kafka-compatible node", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for row in [ready, *figures]:
-        table.add_row(*row)
-    console.print(table)
+    console.print(_table("The broker: one durable, Kafka-compatible node", [ready, *figures]))
     if not survived:
         console.print("[red]A message is missing, out of order or there twice: see above.[/red]")
         raise Exit(ExitCode.FINDINGS)
     console.print("Nothing was lost. Your own: [bold]holdfast serve --data-dir DIR[/bold]")
+
+
+def _hand_over(console: Console, directory: Path) -> None:
+    from holdfast.demo.graduation import hand_over
+
+    figures, is_whole = hand_over(directory, console, HANDED_OVER_MESSAGES)
+    console.print(_table("From holdfast to Apache Kafka, in place", figures))
+    if not is_whole:
+        console.print("[red]Something was lost, is there twice or is not proven: see above.[/red]")
+        raise Exit(ExitCode.FINDINGS)
+    console.print("Nothing was lost. Your own: [bold]holdfast graduate --help[/bold]")
+
+
+def _table(title: str, figures: Sequence[tuple[str, str]]) -> Table:
+    table = Table(title=title, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for row in figures:
+        table.add_row(*row)
+    return table

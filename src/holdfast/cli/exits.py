@@ -35,7 +35,8 @@ from typing import Any, Final
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 
 EXTRAS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("numba", "numpy", "pyarrow"), "reader"),
+    **dict.fromkeys(("duckdb", "numba", "numpy", "pyarrow"), "reader"),
+    "cryptography": "sign",
     "psycopg": "postgres",
     **dict.fromkeys(("deltalake", "fastavro", "google", "jsonschema", "pandas", "pyspark"), "spark"),
     **dict.fromkeys(

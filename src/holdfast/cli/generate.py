@@ -23,7 +23,7 @@ from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags
 from holdfast.cli.output import Output, print_json
 from holdfast.cli.producing import Deliveries, Sending
 from holdfast.demo.generate import KINDS, GenerateSettings, Generator
-from holdfast.demo.generate import Message as Generated
+from holdfast.demo.generate import GeneratedMessage as Generated
 from holdfast.errors import ExitCode, UsageError
 from holdfast.pipeline.definition.units import parse_duration_ms
 

@@ -26,8 +26,8 @@ from holdfast.cli.groups_output import (
 )
 from holdfast.cli.groups_reset import (
     Planner,
+    ResetTarget,
     Scenario,
-    Target,
     parse_datetime,
     parse_duration,
     parse_topics,
@@ -209,7 +209,7 @@ class ResetGoal:
         option("FILE", "To the offsets in a CSV file: topic,partition,offset, or with the group in front."),
     ] = None
 
-    def target(self) -> Target:
+    def target(self) -> ResetTarget:
         given = {
             Scenario.EARLIEST: 0 if self.to_earliest else None,
             Scenario.LATEST: 0 if self.to_latest else None,
@@ -222,7 +222,7 @@ class ResetGoal:
             Scenario.SHIFT: self.shift_by,
             Scenario.FILE: None if self.from_file is None else 0,
         }
-        chosen = [Target(scenario, number) for scenario, number in given.items() if number is not None]
+        chosen = [ResetTarget(scenario, number) for scenario, number in given.items() if number is not None]
         if len(chosen) != 1:
             flags = ", ".join(scenario.value for scenario in Scenario)
             raise UsageError(f"say where to, by exactly one of {flags}")

@@ -52,7 +52,7 @@ class Scenario(StrEnum):
 
 
 @dataclass(frozen=True)
-class Target:
+class ResetTarget:
     """A scenario and what it needs to know: an offset, a shift, a time in milliseconds, or nothing."""
 
     scenario: Scenario
@@ -196,7 +196,7 @@ class Planner:
     """Makes the plan of one group after the other, and carries it out."""
 
     admin: GroupAdmin
-    target: Target
+    target: ResetTarget
     places: Collection[Place] | None
     """The partitions to touch; None means those the group has a committed offset for."""
     plans: Mapping[str, Mapping[Place, int]] | None

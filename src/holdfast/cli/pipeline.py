@@ -6,14 +6,16 @@ A definition that is wrong ends with exit code 2 and one line for each error, in
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli import pipeline_change, pipeline_state
-from holdfast.cli.options import CommandGroup, OutputOption, examples, flag, option
+from holdfast.cli import pipeline_change, pipeline_state, pipeline_try
+from holdfast.cli.exits import complain
+from holdfast.cli.options import DEFAULT_BOOTSTRAP_SERVER, CommandGroup, OutputOption, examples, flag, option
 from holdfast.cli.output import Output, json_line, print_json, print_table
 from holdfast.cli.pipeline_shared import (
     RUN,
@@ -41,14 +43,41 @@ app = CommandGroup(
 SinkOption: TypeAlias = Annotated[list[str] | None, option("NAME", "Only this sink; may be repeated.")]
 
 
-@app.command(epilog=examples("holdfast pipeline init", "holdfast pipeline init my-pipeline"))
+@app.command(
+    epilog=examples(
+        "holdfast pipeline init",
+        "holdfast pipeline init my-pipeline",
+        "holdfast pipeline init my-pipeline --from-topic payments --bootstrap-server kafka:9092",
+    )
+)
 def init(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Where; made when it is missing.")] = ".",
+    from_topic: Annotated[
+        str | None, option("TOPIC", "Infer fields and types from the newest records of this topic.")
+    ] = None,
+    bootstrap_server: Annotated[
+        str,
+        option("HOST:PORT,…", "The brokers that have the topic.", envvar="HOLDFAST_BOOTSTRAP_SERVER"),
+    ] = DEFAULT_BOOTSTRAP_SERVER,
 ) -> None:
-    """Write a small pipeline that works: a definition, a Python step and how to try it."""
-    from holdfast.pipeline.definition.example import write_example
+    """Write a small pipeline that works: a definition, a Python step, its tests and how to try it.
 
-    for path in write_example(directory):
+    With --from-topic: a definition for that topic, with the fields that its newest records have.
+    """
+    from holdfast.pipeline.definition.example import FILES, write_files
+
+    files = FILES
+    if from_topic is not None:
+        require_extra()
+        from holdfast.pipeline.operations.inferring import definition_text, newest_values
+
+        name = f"{from_topic}.yaml"
+        values = newest_values({"bootstrap.servers": bootstrap_server}, from_topic)
+        if not values:
+            raise UsageError(f"topic {from_topic!r} has no records yet, so there is nothing to infer from")
+        shown = os.path.join(directory, name)
+        files = {name: definition_text(from_topic, values, file=shown, bootstrap=bootstrap_server)}
+    for path in write_files(directory, files):
         print(path)
 
 
@@ -82,21 +111,21 @@ def check(
     from holdfast.pipeline.definition.fingerprint import fingerprint
     from holdfast.pipeline.definition.loading import load_pipeline
 
-    columns: dict[str, str] | None = None
+    streams: dict[str, dict[str, str]] = {}
     mark = ""
     try:
         loaded = load_pipeline(file)
         mark = fingerprint(loaded.definition)
         found = list(loaded.warnings)
         if not no_spark:
-            with_spark, columns = _check_with_spark(loaded)
+            with_spark, streams = _check_with_spark(loaded)
             found += [loaded.findings.located(finding) for finding in with_spark]
     except DefinitionError as error:
         found = list(error.findings)
     wrong = any(finding.level == "error" for finding in found)
-    running = None
+    columns, running = streams.get(""), None
     if against_running and not wrong:
-        running = pipeline_change.judged(loaded, bootstrap_server, columns)
+        running = pipeline_change.judged(loaded, bootstrap_server, streams)
     if output is Output.JSON:
         document = {
             "file": file,
@@ -118,21 +147,22 @@ def check(
         raise Exit(ExitCode.FINDINGS)
 
 
-def _check_with_spark(loaded: Loaded) -> tuple[list[Finding], dict[str, str] | None]:
+def _check_with_spark(loaded: Loaded) -> tuple[list[Finding], dict[str, dict[str, str]]]:
+    """What is wrong, and the columns that sinks get, by what they take."""
     from holdfast.pipeline.checking import check_definition, checking_session
     from holdfast.pipeline.java import JavaMissing
 
     try:
         with checking_session(loaded.definition) as session:
-            found, schema = check_definition(loaded.definition, session)
+            found, schemas = check_definition(loaded.definition, session)
     except JavaMissing as missing:
         raise LacksSomething(f"{missing} --no-spark checks what needs none.") from missing
-    if schema is None:
-        return found, None
-    shown = {
-        field.name: field.dataType.simpleString() for field in schema.fields if not field.name.startswith("_")
+    return found, {
+        rows: {
+            each.name: each.dataType.simpleString() for each in schema.fields if not each.name.startswith("_")
+        }
+        for rows, schema in schemas.items()
     }
-    return found, shown
 
 
 def _tell_schema(file: str, columns: dict[str, str] | None) -> None:
@@ -172,6 +202,18 @@ def explain(
         print_explanation(explanation)
 
 
+@app.command(epilog=examples("holdfast pipeline graph orders.yaml > orders.svg"))
+def graph(file: FileArgument) -> None:
+    """Draw source, steps, side outputs and sinks as SVG, on standard output.
+
+    The picture needs no broker, no Spark and no secrets, and shows none.
+    """
+    loaded = load(file)
+    from holdfast.pipeline.definition.drawing import draw
+
+    sys.stdout.write(draw(loaded.definition))
+
+
 @app.command(
     epilog=examples(
         "holdfast pipeline run orders.yaml",
@@ -189,7 +231,22 @@ def run(
         list[str] | None,
         option(
             "SINK",
-            "If this sink has lost what it had, let it go on where the other sinks stand; may be repeated.",
+            "If this sink has lost what it had, let it go on where the other sinks stand; may be repeated. "
+            "digest-key: go on with a new key of the digests.",
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        option(
+            "[HOST:]PORT",
+            "Serve Prometheus metrics at /metrics, to this machine alone unless a host is given.",
+        ),
+    ] = None,
+    lineage: Annotated[
+        str | None,
+        option(
+            "FILE|URL",
+            "Tell of the run, its inputs, outputs and batches as OpenLineage does: a line of JSON each, or by POST.",
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
@@ -199,19 +256,31 @@ def run(
     SIGTERM and Ctrl-C stop it after the current micro-batch. Progress goes to standard error, the summary to
     standard output.
     """
+    from holdfast.pipeline.definition.naming import DIGEST_KEY_NAME
+
     loaded = load(file)
-    _require_sinks(loaded, accept_loss)
+    _require_sinks(loaded, [name for name in accept_loss or () if name != DIGEST_KEY_NAME])
     from holdfast.cli.pipeline_output import progress_for, summary_rows
+    from holdfast.pipeline.engine.lineage_events import Lineage
+    from holdfast.pipeline.engine.metrics import PipelineMetrics
     from holdfast.pipeline.engine.running import run_pipeline
 
     name = loaded.definition.name
-    with located(loaded), progress_for(name, as_json=output is Output.JSON) as progress:
+    with (
+        located(loaded),
+        PipelineMetrics(listen=metrics) as shown,
+        progress_for(name, as_json=output is Output.JSON) as progress,
+    ):
+        if shown.port is not None:
+            complain(f"metrics on port {shown.port}, at /metrics")
         summary = run_pipeline(
             loaded.definition,
             bootstrap=where.bootstrap_server,
             **where.spark,
             once=True if once else None,
             progress=progress,
+            metrics=shown,
+            lineage=None if lineage is None else Lineage(lineage),
             accept_loss=accept_loss or (),
         )
     if output is Output.JSON:
@@ -353,6 +422,7 @@ def _show(done: int, total: int) -> None:
     print(f"packing {done / 1e6:,.0f} of {total / 1e6:,.0f} MB", end=end, file=sys.stderr, flush=True)
 
 
+app.registered_commands += pipeline_try.app.registered_commands
 app.registered_commands += pipeline_change.app.registered_commands
 app.add_typer(pipeline_state.app, name="state")
 

@@ -1,4 +1,4 @@
-"""`holdfast pipeline rebuild`, `refill`, `backfill`, `compare` and `check --against-running`: changing what has run."""
+"""`holdfast pipeline rebuild`, `refill`, `erase`, `backfill`, `compare`, and `check --against-running`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHOWN_WIDTH: Final = 160
 # ---------------------------------------------------------------------------- check --against-running
 
 
-def judged(loaded: Loaded, bootstrap: str | None, columns: dict[str, str] | None) -> Judgement:
+def judged(loaded: Loaded, bootstrap: str | None, columns: dict[str, dict[str, str]]) -> Judgement:
     from holdfast.pipeline.operations.against_running import judge
 
     with located(loaded):
@@ -92,7 +92,7 @@ def rebuild(
         plan = plan_rebuild(loaded.definition, bootstrap=run.bootstrap_server, from_available=from_available)
         print(plan, file=sys.stderr)
         if not yes:
-            ask("Make the state anew?", otherwise="nothing was rebuilt")
+            ask("Rebuild the state?", otherwise="nothing was rebuilt")
         with progress_for(loaded.definition.name, as_json=output is Output.JSON) as progress:
             rebuilt = perform_rebuild(plan, **run.spark, progress=progress)
     if output is Output.JSON:
@@ -148,6 +148,60 @@ def refill(
     else:
         ended = f"{sink} refilled" if summary.reason == "done" else "stopped; run it again to go on"
         print_table((f"pipeline {name}", ended), summary_rows(summary))
+
+
+# ---------------------------------------------------------------------------- erase
+
+
+@app.command(
+    epilog=examples(
+        "holdfast pipeline erase orders.yaml --where \"user = 'ann'\" --reason 'request 4711'",
+        "holdfast pipeline erase orders.yaml --sink lake --where \"day < '2026-01-01'\" --reason retention --yes",
+    )
+)
+def erase(
+    file: FileArgument,
+    where: Annotated[
+        str,
+        option("CONDITION", "Which rows: a condition in SQL on the columns of the sinks."),
+    ],
+    reason: Annotated[
+        str, option("TEXT", "Why, for the ledger and for audits. Name a request, not a person: it is kept.")
+    ],
+    sink: Annotated[
+        list[str] | None,
+        option("NAME", "Only from this sink; may be repeated (default: every sink that is no topic)."),
+    ] = None,
+    dry_run: Annotated[bool, flag("Count the rows of each sink, and erase nothing.")] = False,
+    yes: Annotated[bool, flag("Do it without asking.")] = False,
+    bootstrap_server: BootstrapOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Erase rows from the sinks for good, with an entry in each ledger that audits follow.
+
+    This is for deletions that the law demands, and for a sink that keeps only what is young. PostgreSQL
+    evaluates the condition for its tables, DuckDB for Parquet and Delta. Records of topics stay: they go by
+    retention, compaction or delete-records. The pipeline must not be running. An interrupted command has erased
+    all of a sink or nothing of it; the same command finishes the rest.
+    """
+    loaded = load(file)
+    from holdfast.pipeline.operations.erasing import perform_erase, plan_erase
+
+    name = loaded.definition.name
+    with located(loaded):
+        plan = plan_erase(loaded.definition, where, reason, sinks=sink, bootstrap=bootstrap_server)
+        print(plan, file=sys.stderr)
+        if dry_run:
+            erased = plan.as_erased()
+        else:
+            if not yes:
+                ask("Erase them for good?", otherwise="nothing was erased")
+            erased = perform_erase(plan, warn=complain)
+    if output is Output.JSON:
+        sys.stdout.write(json_line({**erased.as_json(), "dry_run": dry_run}))
+        return
+    rows = [(each, f"{count:,} rows") for each, count in erased.sinks.items()]
+    print_table((f"pipeline {name}", "would be erased" if dry_run else "erased"), rows)
 
 
 # ---------------------------------------------------------------------------- backfill

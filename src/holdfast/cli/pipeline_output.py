@@ -19,7 +19,9 @@ from holdfast.cli.output import json_line, print_json, print_table
 from holdfast.pipeline.definition.explaining import Explanation, Hop, Strength
 from holdfast.pipeline.engine.progress import (
     BatchDone,
+    Ended,
     Event,
+    Failed,
     Preparing,
     Retrying,
     Started,
@@ -208,24 +210,24 @@ def batch_line(event: BatchDone) -> str:
     """One batch as a line of a log."""
     routes = ", ".join(f"{name} {count:,}" for name, count in route_texts(event.routes))
     phases = " ".join(f"{phase} {took}" for phase, took in event.times_ms.items())
-    memory = "".join(f"; {text}" for text in memory_texts(event))
+    of_state = "".join(f"; {text}" for text in state_texts(event))
     speed = 1000 * event.intake.records / event.duration_ms if event.duration_ms else 0
     return (
         f"batch {event.number}: {event.intake.records:,} records in {event.duration_ms:,} ms "
-        f"({speed:,.0f}/s), {routes}{memory}; lag {event.lag:,} [{phases}]"
+        f"({speed:,.0f}/s), {routes}{of_state}; lag {event.lag:,} [{phases}]"
     )
 
 
-def memory_texts(event: BatchDone) -> list[str]:
-    """What steps with a memory did, and how far event time has come."""
+def state_texts(event: BatchDone) -> list[str]:
+    """What stateful steps did, and how far event time has come."""
     if event.state is None:
         return []
-    turns = [
+    counted = [
         f"{step}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-        for step, counts in event.turns.items()
+        for step, counts in event.step_counts.items()
         if any(counts.values())
     ]
-    return [*turns, f"watermark {watermark_text(event.state.watermark_ms)}, state {event.state.bytes:,} B"]
+    return [*counted, f"watermark {watermark_text(event.state.watermark_ms)}, state {event.state.bytes:,} B"]
 
 
 def watermark_text(watermark_ms: int | None) -> str:
@@ -274,6 +276,8 @@ class PlainProgress:
                 return event.why
             case Warned():
                 return f"warning: {event.message}"
+            case Failed() | Ended():
+                return ""  # the command says it
 
 
 class JsonProgress(PlainProgress):
@@ -338,7 +342,7 @@ class LiveProgress:
         if seen.last is not None:
             phases = " ".join(f"{phase} {took}" for phase, took in seen.last.times_ms.items())
             table.add_row("last batch", f"{seen.last.duration_ms:,} ms", phases)
-            for text in memory_texts(seen.last):
+            for text in state_texts(seen.last):
                 table.add_row("", "", Text(text))
         return table
 

@@ -87,7 +87,8 @@ def load(file: str) -> Loaded:
 @contextmanager
 def located(loaded: Loaded) -> Iterator[None]:
     """What goes wrong while a definition is used gets the line it stands in, an exit code, and shows no secret."""
-    from holdfast.pipeline.definition.errors import DefinitionError
+    from holdfast.pipeline.core.failures import DefinitionWrong
+    from holdfast.pipeline.definition.errors import DefinitionError, Finding
     from holdfast.pipeline.definition.secrets import expand_definition
 
     try:
@@ -100,7 +101,11 @@ def located(loaded: Loaded) -> Iterator[None]:
 
         explained = explain_failure(error)
         _, redactor = expand_definition(loaded.definition)
-        explained.args = (redactor.redact(str(explained)),)
+        text = redactor.redact(str(explained))
+        if isinstance(explained, DefinitionWrong) and explained.path:
+            tell([loaded.findings.located(Finding(explained.path, text))])
+            raise Exit(ExitCode.USAGE) from error
+        explained.args = (text,)
         raise explained from error
 
 

@@ -8,11 +8,11 @@ A copy keeps key, value and headers. What told of the failure is taken away; wha
 names the dead letter. Its timestamp is new, with the old one in a header: a message as old as it is could be deleted
 on arrival.
 
-Which dead letters of a partition were redriven: a position, and what lies behind it.
+Which dead letters of a partition were redriven: a committed offset, and what lies behind it.
 
-A filter picks dead letters here and there, and the next redrive may pick others. So the position stays before the
-first that was not redriven, and those behind it that were are kept as a bitmap in the metadata of the committed
-position, compressed, which brokers bound (`offset.metadata.max.bytes`, 4096). What was redriven once is not redriven
+A filter picks dead letters here and there, and the next redrive may pick others. So the committed offset stays before
+the first that was not redriven, and those behind it that were are kept as a bitmap in the metadata of the committed
+offset, compressed, which brokers bound (`offset.metadata.max.bytes`, 4096). What was redriven once is not redriven
 again by any other filter, and what was not is never passed over.
 """
 
@@ -220,8 +220,8 @@ class Redrive:
             ]
         except ValueError as error:
             raise CommandFailed(
-                f"{error}: progress does not fit beside the position. Redrive without a filter, or under another "
-                "--group, which remembers nothing of this one"
+                f"{error}: progress does not fit beside the committed offset. Redrive without a filter, or under "
+                "another --group, which remembers nothing of this one"
             ) from error
         metadata = self._consumer.consumer_group_metadata()
         self._patiently(
@@ -301,7 +301,7 @@ def read_progress(consumer: Consumer, scan: TopicScan) -> dict[int, Progress]:
     progress: dict[int, Progress] = {}
     for each in committed:
         first, end = scan.bounds[each.partition]
-        # A position behind the end belongs to a topic of that name that is no more.
+        # A committed offset behind the end belongs to a topic of that name that is no more.
         known = Progress.read(each.offset, each.metadata) if 0 <= each.offset <= end else Progress(first)
         known.skip(known.position, first)
         progress[each.partition] = known
@@ -319,7 +319,7 @@ class Progress:
         self.position = position
         """Everything before it is redriven, or is not there."""
         self._done = {offset for offset in done or () if offset >= position}
-        """Those behind the position that are redriven, or are not there."""
+        """Those behind the committed offset that are redriven, or are not there."""
         self._pass(position)
 
     def __contains__(self, offset: int) -> bool:
@@ -354,7 +354,7 @@ class Progress:
         self.position = position
 
     def metadata(self) -> str:
-        """What is kept beside the position; raises ValueError when it does not fit."""
+        """What is kept beside the committed offset; raises ValueError when it does not fit."""
         if not self._done:
             return MARK
         bitmap = bytearray((max(self._done) - self.position) // 8 + 1)

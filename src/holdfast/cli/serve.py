@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   holdfast serve --data-dir /var/lib/holdfast
   holdfast serve --config server.properties --override log.retention.hours=24
   holdfast serve --data-dir ./data --listen 127.0.0.1:0
+  holdfast serve --data-dir /var/lib/holdfast --metrics 9404
 """
 
 
@@ -29,7 +30,9 @@ class ServeOptions:
     config_path: str | None = None
     overrides: dict[str, str] = field(default_factory=dict)
     log_level: Level = Level.INFO
+    log_format: str = "text"
     accept_loss: list[str] = field(default_factory=list)
+    serve_unenforced: list[str] = field(default_factory=list)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -71,6 +74,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="the least of what standard error gets: DEBUG, INFO, WARN or ERROR (default: INFO)",
     )
     parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="how standard error gets it: text, or json, an object a line (default: text)",
+    )
+    parser.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="show metrics and health to Prometheus and supervisors there; a port alone is for this machine only, "
+        "0 takes a free one (default: nowhere)",
+    )
+    parser.add_argument(
         "--cluster-id",
         metavar="ID",
         help="the cluster that the directories must belong to: an empty or foreign one is refused "
@@ -84,6 +99,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="give up what is missing: a log directory by its id, a partition as topic-N; may be repeated. "
         "A start that misses something says which name; give it once",
     )
+    parser.add_argument(
+        "--serve-unenforced",
+        metavar="KIND",
+        action="append",
+        default=[],
+        choices=("acls", "scram", "quotas", "tokens"),
+        help="serve a directory of Apache Kafka's although nobody enforces its acls, scram credentials, quotas or "
+        "tokens here; may be repeated (default: such a directory is refused)",
+    )
     return parser
 
 
@@ -95,6 +119,8 @@ def parse_options(arguments: Sequence[str]) -> ServeOptions:
         if not equals or not name.strip():
             raise ConfigError(f"--override {text!r} is not NAME=VALUE, for example log.retention.hours=24")
         overrides[name.strip()] = value.strip()
+    if given.metrics is not None:
+        overrides["holdfast.metrics.listener"] = given.metrics
     if given.cluster_id is not None:
         overrides["holdfast.cluster.id"] = given.cluster_id
     return ServeOptions(
@@ -103,7 +129,9 @@ def parse_options(arguments: Sequence[str]) -> ServeOptions:
         config_path=given.config,
         overrides=overrides,
         log_level=Level[given.log_level],
+        log_format=given.log_format,
         accept_loss=given.accept_loss,
+        serve_unenforced=given.serve_unenforced,
     )
 
 

@@ -1,4 +1,4 @@
-"""`holdfast sink migrate`: the tables that `DatabaseSink` keeps its positions in."""
+"""`holdfast sink migrate`: the tables that `DatabaseSink` keeps its committed offsets in."""
 
 from __future__ import annotations
 

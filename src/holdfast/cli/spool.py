@@ -17,7 +17,7 @@ from typer.exceptions import Exit
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, content_as_json, json_line, print_result, print_table
-from holdfast.client.spool.format import Message
+from holdfast.client.spool.format import SpooledMessage
 from holdfast.client.spool.home import OwnedSpool, SpoolHome
 from holdfast.client.spool.identity import read_identity, write_identity
 from holdfast.client.spool.peek import Damage, SpoolPeek, SpoolState, is_in_use
@@ -380,7 +380,7 @@ def _documents(
         damages += peek.damages
 
 
-def _message_as_json(spool_id: str, message: Message) -> dict[str, Any]:
+def _message_as_json(spool_id: str, message: SpooledMessage) -> dict[str, Any]:
     return {
         "spool": spool_id,
         "topic": message.topic,

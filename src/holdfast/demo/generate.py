@@ -43,7 +43,7 @@ class GenerateSettings:
     count: int = 10_000
     """Messages in all: copies and malformed ones included."""
     keys: int | None = None
-    """How many customers, services, rows or cards there are, or users at a time; nothing: the kind's own number."""
+    """How many customers, services, rows or cards there are, or users at a time; None for the kind's default."""
     start_ms: int = DEFAULT_START_MS
     spacing_ms: int = 100
     """Between two events, on average."""
@@ -400,7 +400,7 @@ RECENT_MAX: Final = 256
 """A copy is of one of so many messages before it: what a producer that tries again has in flight."""
 
 
-class Message(NamedTuple):
+class GeneratedMessage(NamedTuple):
     key: bytes
     value: bytes
     """Without a line end in it."""
@@ -418,14 +418,14 @@ class Generator:
         self._kind = choice.make(
             Chance(f"{settings.kind}:{settings.seed}:events"), settings.keys or choice.keys
         )
-        self._recent: list[Message] = []
+        self._recent: list[GeneratedMessage] = []
         self._now_ms = settings.start_ms
         self._messages = self._events = self._copies = self._malformed = self._late = 0
         self._bytes = 0
         self._times_ms: tuple[int, int] | None = None
         self._digest = hashlib.sha256()
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[GeneratedMessage]:
         while self._messages < self._settings.count:
             message = self._next()
             self._messages += 1
@@ -433,7 +433,7 @@ class Generator:
             self._digest.update(message.value + b"\n")
             yield message
 
-    def _next(self) -> Message:
+    def _next(self) -> GeneratedMessage:
         settings, chance = self._settings, self._chance
         self._now_ms += int(2 * settings.spacing_ms * chance.draw())
         if self._kind.is_fixed(self._now_ms):
@@ -454,9 +454,9 @@ class Generator:
             at_ms -= int(settings.late_by_ms * (1 + chance.draw()))
         return self._event(at_ms)
 
-    def _event(self, at_ms: int) -> Message:
+    def _event(self, at_ms: int) -> GeneratedMessage:
         event: Event = self._kind.make(self._now_ms, at_ms)
-        message = Message(event.key.encode(), event.value.encode())
+        message = GeneratedMessage(event.key.encode(), event.value.encode())
         first, last = self._times_ms or (at_ms, at_ms)
         self._times_ms = min(first, at_ms), max(last, at_ms)
         if len(self._recent) < RECENT_MAX:
@@ -466,18 +466,20 @@ class Generator:
         self._events += 1
         return message
 
-    def _spoilt(self) -> Message:
+    def _spoilt(self) -> GeneratedMessage:
         """What no parser may take: cut, doubled, not UTF-8, or no JSON at all."""
-        whole = self._chance.one_of(self._recent) if self._recent else Message(b"none", b'{"id":0}')
+        whole = self._chance.one_of(self._recent) if self._recent else GeneratedMessage(b"none", b'{"id":0}')
         match self._chance.below(4):
             case 0:
-                return Message(whole.key, whole.value[: 1 + self._chance.below(len(whole.value) - 1)])
+                return GeneratedMessage(
+                    whole.key, whole.value[: 1 + self._chance.below(len(whole.value) - 1)]
+                )
             case 1:
-                return Message(whole.key, whole.value + whole.value)
+                return GeneratedMessage(whole.key, whole.value + whole.value)
             case 2:
-                return Message(whole.key, whole.value[:-1] + b"\xff\xfe")
+                return GeneratedMessage(whole.key, whole.value[:-1] + b"\xff\xfe")
             case _:
-                return Message(whole.key, b"<html>502 Bad Gateway</html>")
+                return GeneratedMessage(whole.key, b"<html>502 Bad Gateway</html>")
 
     def summary(self) -> dict[str, Any]:
         """What was generated, and what results over it must come to."""

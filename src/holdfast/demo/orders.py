@@ -93,13 +93,13 @@ class Kind(StrEnum):
     CLOSING = "closing"
 
 
-class Message(NamedTuple):
+class OrderMessage(NamedTuple):
     number: int
     kind: Kind
     key: bytes
     value: bytes
     partition: int | None = None
-    """Nothing: by its key."""
+    """None: the partition follows from the key."""
 
     @property
     def headers(self) -> list[tuple[str, str | bytes | None]]:
@@ -115,7 +115,7 @@ class Orders:
     start_ms: int
     seed: int = 0
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[OrderMessage]:
         return map(self.message, range(self.count))
 
     def kind(self, number: int) -> Kind:
@@ -128,7 +128,7 @@ class Orders:
         chance -= COPY_SHARE
         return Kind.LATE if chance < LATE_SHARE and number >= LATE_FROM else Kind.ORDER
 
-    def message(self, number: int) -> Message:
+    def message(self, number: int) -> OrderMessage:
         kind = self.kind(number)
         if kind is Kind.COPY:
             original = self._original(number)
@@ -138,11 +138,11 @@ class Orders:
             return self._malformed(number)
         return self._order(number)._replace(kind=kind)
 
-    def closing(self) -> list[Message]:
+    def closing(self) -> list[OrderMessage]:
         """One for each partition, later than every order."""
         at_ms = self.start_ms + self.count * SPACING_MS + CLOSING_AFTER_MS
         return [
-            Message(
+            OrderMessage(
                 self.count + partition,
                 Kind.CLOSING,
                 b"shop",
@@ -173,16 +173,16 @@ class Orders:
                 return earlier
         return None
 
-    def _order(self, number: int) -> Message:
+    def _order(self, number: int) -> OrderMessage:
         at_ms = self.start_ms + number * SPACING_MS
         if self.kind(number) is Kind.LATE:
             at_ms -= LATE_BY_MS + int(self._draw(number, "late") * LATE_BY_MS)
         content = _content(number, at_ms)
         content["country"] = COUNTRIES[int(self._draw(number, "country") * len(COUNTRIES))]
         content["amount"] = round(1 + self._draw(number, "amount") * 499, 2)
-        return Message(number, Kind.ORDER, _key(number), _text(content))
+        return OrderMessage(number, Kind.ORDER, _key(number), _text(content))
 
-    def _malformed(self, number: int) -> Message:
+    def _malformed(self, number: int) -> OrderMessage:
         """In one of the ways in which messages are wrong."""
         content = _content(number, self.start_ms + number * SPACING_MS)
         text = json.dumps(content)
@@ -195,7 +195,7 @@ class Orders:
             json.dumps({**content, "amount": -1}),
         )
         way = int(self._draw(number, "way") * len(wrong))
-        return Message(number, Kind.MALFORMED, _key(number), wrong[way].encode())
+        return OrderMessage(number, Kind.MALFORMED, _key(number), wrong[way].encode())
 
 
 def _content(number: int, at_ms: int) -> dict[str, object]:

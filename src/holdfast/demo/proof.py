@@ -90,10 +90,10 @@ def certify(report: Report, directory: Path) -> Path:
 
 
 def verdict(report: Report) -> Text:
-    """`lost 0, duplicated 0, proven`."""
+    """`lost 0, duplicated 0, proven`, or `unaltered`, as the audit says."""
     from holdfast.audit.model import Fate, Verdict
 
-    style = {Verdict.PROVEN: GOOD, Verdict.FAILED: BAD, Verdict.INCONCLUSIVE: UNDECIDED}[report.verdict]
+    style = {Verdict.FAILED: BAD, Verdict.INCONCLUSIVE: UNDECIDED}.get(report.verdict, GOOD)
     lost, twice = report.total(Fate.LOST), report.total(Fate.DUPLICATED)
     return Text(f"lost {lost:,}, duplicated {twice:,}, {report.verdict}", style)
 
@@ -117,7 +117,7 @@ def _remarks(report: Report) -> Iterable[Text]:
     for account in report.windows:
         yield Text(
             f"{account.windows:,} windows of {account.step!r}: "
-            f"{account.recomputed:,} made again from the topic, and found the same"
+            f"{account.recomputed:,} recomputed from the topic, and found the same"
         )
     for reason in report.reasons:
         yield Text(f"! {reason}", BAD if report.findings else UNDECIDED)

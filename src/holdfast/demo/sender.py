@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Final, Protocol
 
-from holdfast.demo.orders import SOURCE, Message, Orders
+from holdfast.demo.orders import SOURCE, OrderMessage, Orders
 
 CHUNK: Final = 20
 """Orders that are answered together; with a spool they share a flush of the disk."""
@@ -43,14 +43,14 @@ class Errand:
     rate: float
     """Orders a second."""
     spool: str | None
-    """Nothing: plain."""
+    """None for a plain producer."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 class Way(Protocol):
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[OrderMessage]) -> None:
         """Hand over; when it returns the customers are told that their orders were taken."""
 
     def settle(self) -> None:
@@ -65,7 +65,7 @@ class Spooled:
 
         self._producer = Producer(bootstrap, spool=spool, config={"log_level": 0})
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[OrderMessage]) -> None:
         deliveries = [
             self._producer.send(
                 SOURCE,
@@ -93,7 +93,7 @@ class Plain:
 
         self._producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[OrderMessage]) -> None:
         for message in messages:
             partition = -1 if message.partition is None else message.partition
             while True:

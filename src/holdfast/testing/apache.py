@@ -41,6 +41,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from holdfast.config.listeners import address_text
 from holdfast.errors import HoldfastError
 from holdfast.testing.processes import die_with_parent, end, free_ports, wait_until_ready
 
@@ -347,7 +348,7 @@ class ApacheKafka:
     @property
     def bootstrap_servers(self) -> str:
         """The address clients are given."""
-        return f"{self.host}:{self.port}"
+        return address_text(self.host, self.port)
 
     @property
     def pid(self) -> int:

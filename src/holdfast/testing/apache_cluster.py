@@ -33,7 +33,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.testing.apache import SHORT_LIVED_JVM, START_TIMEOUT_S, ApacheKafka, new_id
 from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, wait_until
-from holdfast.testing.networks import Network, NetworkChoice, Place, make_network
+from holdfast.testing.networks import Network, NetworkChoice, NodeAddress, make_network
 from holdfast.testing.wire_client import WireClient
 from holdfast.wire.api_keys import METADATA
 
@@ -86,13 +86,13 @@ class _Broker(ApacheKafka):
         self._node = node
         self._cluster_id = cluster_id
         self._controller_address = f"{controller.host}:{controller.controller_port}"
-        self._place: Place | None = None
+        self._place: NodeAddress | None = None
 
     @property
     def bootstrap_servers(self) -> str:
         return self._place.advertised if self._place is not None else super().bootstrap_servers
 
-    def settle(self, place: Place, controller: Place) -> None:
+    def settle(self, place: NodeAddress, controller: NodeAddress) -> None:
         """Live there, and find the controller where it lives."""
         _settle(self, place)
         self._place = place
@@ -368,6 +368,6 @@ class ApacheCluster:
         return found
 
 
-def _settle(node: ApacheKafka, place: Place) -> None:
+def _settle(node: ApacheKafka, place: NodeAddress) -> None:
     node.host, node.port, node.controller_port = place.host, place.port, place.controller_port
     node.command_prefix = place.command_prefix

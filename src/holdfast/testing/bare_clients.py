@@ -133,13 +133,13 @@ class BareMember:
     def leave(self, version: int = 5) -> Any:
         return self.client.ask(LEAVE_GROUP, version, **self.leave_fields())
 
-    # Positions
+    # Committed offsets
 
     def commit_fields(
-        self, positions: Mapping[tuple[str, int], int], metadata: str | None = "", **fields: Any
+        self, offsets: Mapping[tuple[str, int], int], metadata: str | None = "", **fields: Any
     ) -> dict[str, Any]:
         topics: dict[str, list[dict[str, Any]]] = {}
-        for (topic, index), offset in positions.items():
+        for (topic, index), offset in offsets.items():
             topics.setdefault(topic, []).append(
                 {
                     "partition_index": index,
@@ -164,20 +164,20 @@ class BareMember:
         known = self.node.node.metadata.image.topic(topic)
         return None if known is None else known.topic_id
 
-    def begin_commit(self, positions: Mapping[tuple[str, int], int], version: int = 9, **fields: Any) -> int:
-        return self.client.begin(OFFSET_COMMIT, version, **self.commit_fields(positions, **fields))
+    def begin_commit(self, offsets: Mapping[tuple[str, int], int], version: int = 9, **fields: Any) -> int:
+        return self.client.begin(OFFSET_COMMIT, version, **self.commit_fields(offsets, **fields))
 
-    def commit(self, positions: Mapping[tuple[str, int], int], version: int = 9, **fields: Any) -> Any:
+    def commit(self, offsets: Mapping[tuple[str, int], int], version: int = 9, **fields: Any) -> Any:
         """The error codes of the partitions, in order."""
-        answer = self.client.ask(OFFSET_COMMIT, version, **self.commit_fields(positions, **fields))
+        answer = self.client.ask(OFFSET_COMMIT, version, **self.commit_fields(offsets, **fields))
         return [partition.error_code for topic in answer.topics for partition in topic.partitions]
 
     def begin_fetch(self, version: int = 9, *, require_stable: bool = False) -> int:
-        """All positions of the group."""
+        """All committed offsets of the group."""
         group = {"group_id": self.group, "topics": None}
         return self.client.begin(OFFSET_FETCH, version, groups=[group], require_stable=require_stable)
 
-    def positions(self) -> dict[tuple[str, int], int]:
+    def committed_offsets(self) -> dict[tuple[str, int], int]:
         correlation_id = self.begin_fetch()
         self.node.settle()
         (group,) = self.client.answer(correlation_id).groups
@@ -302,7 +302,7 @@ class TransactionalProducer:
         (code,) = codes
         return code
 
-    # Positions
+    # Committed offsets
 
     def add_offsets(self, group: str, version: int = 4) -> ErrorCode:
         answer = self._wait(
@@ -317,7 +317,7 @@ class TransactionalProducer:
         )
         return ErrorCode(answer.error_code)
 
-    def begin_commit_position(
+    def begin_commit_offset(
         self,
         group: str,
         topic: str,
@@ -339,14 +339,12 @@ class TransactionalProducer:
             **fields,
         )
 
-    def commit_position(
-        self, group: str, topic: str, partition: int, offset: int, **fields: Any
-    ) -> ErrorCode:
+    def commit_offset(self, group: str, topic: str, partition: int, offset: int, **fields: Any) -> ErrorCode:
         if not self.is_newer:
             code = self.add_offsets(group)
             if code is not ErrorCode.none:
                 return code
-        answer = self._wait(self.begin_commit_position(group, topic, partition, offset, **fields))
+        answer = self._wait(self.begin_commit_offset(group, topic, partition, offset, **fields))
         return ErrorCode(answer.topics[0].partitions[0].error_code)
 
     # Ending
@@ -410,8 +408,8 @@ def committed_values(client: BareClient, topic: str, partition: int = 0) -> list
     return [shown.value for shown in read_topic(client, topic, partition)]
 
 
-def committed_position(client: BareClient, group: str, topic: str, partition: int = 0) -> int:
-    """A group's position; -1 when it has none."""
+def committed_offset_of(client: BareClient, group: str, topic: str, partition: int = 0) -> int:
+    """A group's committed offset; -1 when it has none."""
     asked = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [partition]}]}
     answer = client.ask(OFFSET_FETCH, 9, groups=[asked], require_stable=False)
     return int(answer.groups[0].topics[0].partitions[0].committed_offset)

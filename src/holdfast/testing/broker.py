@@ -35,12 +35,15 @@ class BrokerProcess:
         settings: Mapping[str, str] | None = None,
         listen: str = "127.0.0.1:0",
         prefix: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
     ) -> None:
         self.data_dir = os.fspath(data_dir)
         self.settings = dict(settings or {})
         self._listen = listen
         self._prefix = prefix
         """A command to run the broker under, such as strace."""
+        self._arguments = arguments
+        """Further flags of `holdfast serve`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         self.log_path = f"{self.data_dir.rstrip('/')}.log"
@@ -63,7 +66,7 @@ class BrokerProcess:
         """Start and do not wait: for tests that kill it before it is ready."""
         os.makedirs(os.path.dirname(self.log_path) or ".", exist_ok=True)
         command = [*self._prefix, sys.executable, "-m", "holdfast.cli", "serve"]
-        command += ["--data-dir", self.data_dir, "--listen", self._listen]
+        command += ["--data-dir", self.data_dir, "--listen", self._listen, *self._arguments]
         for name, value in self.settings.items():
             command += ["--override", f"{name}={value}"]
         with open(self.log_path, "ab") as log:

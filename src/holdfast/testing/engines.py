@@ -164,7 +164,7 @@ class Engine:
     # Groups
 
     def committed(self, group: str) -> dict[str, int]:
-        """The positions of a group, by `topic-partition`, once no transaction is about to change them.
+        """The committed offsets of a group, by `topic-partition`, once no transaction is about to change them.
 
         A client of the requests themselves asks: librdkafka's could end the process when it was asked right after a
         restart of the broker.
@@ -182,7 +182,7 @@ class Engine:
             found = [(topic.name, each) for topic in answer.groups[0].topics for each in topic.partitions]
             return None if any(each.error_code != 0 for _, each in found) else [found]
 
-        (found,) = wait_until(ask, f"the positions of {group} are stable")
+        (found,) = wait_until(ask, f"the committed offsets of {group} are stable")
         places = sorted((topic, each.partition_index, each.committed_offset) for topic, each in found)
         return {f"{topic}-{index}": offset for topic, index, offset in places}
 

@@ -130,6 +130,13 @@ class ManualClock:
     def now(self) -> Now:
         return Now(self._wall_ms, self._monotonic_ms)
 
+    @property
+    def read_ns(self) -> int:
+        return self._monotonic_ms * 1_000_000
+
+    def monotonic_ns(self) -> int:
+        return self._monotonic_ms * 1_000_000
+
     def since_boot_ms(self) -> int:
         return self._monotonic_ms
 

@@ -69,7 +69,7 @@ class NetworkUnavailable(HoldfastError):
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeAddress:
     """Where one node lives, and how it is started there."""
 
     host: str
@@ -91,7 +91,7 @@ class Network(ABC):
     """Why a better kind cannot be had, if one was looked for."""
 
     @abstractmethod
-    def place(self, node: int) -> Place: ...
+    def place(self, node: int) -> NodeAddress: ...
 
     @abstractmethod
     def cut(self, pairs: Iterable[tuple[int, int]]) -> None:
@@ -120,21 +120,21 @@ class ProxyNetwork(Network):
         self._nodes = tuple(nodes)
         self._for_clients: dict[int, KafkaLink] = {}
         self._for_nodes: dict[int, KafkaLink] = {}
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, NodeAddress] = {}
 
-    def place(self, node: int) -> Place:
+    def place(self, node: int) -> NodeAddress:
         if node not in self._places:
             self._places[node] = self._make_place(node)
         return self._places[node]
 
-    def _make_place(self, node: int) -> Place:
+    def _make_place(self, node: int) -> NodeAddress:
         # A node is a broker or a controller: what it is not has a port that nobody listens on.
         port, node_port = free_ports(2)
         for_clients, for_nodes = KafkaLink(), KafkaLink()
         self._for_clients[node], self._for_nodes[node] = for_clients, for_nodes
         for_clients.lead_to(f"127.0.0.1:{port}")
         for_nodes.lead_to(f"127.0.0.1:{node_port}")
-        return Place(
+        return NodeAddress(
             host="127.0.0.1",
             port=port,
             controller_port=node_port,
@@ -237,9 +237,9 @@ class NamespaceNetwork(Network):
     def address(self, node: int) -> str:
         return str(self._subnet[node + 1])
 
-    def place(self, node: int) -> Place:
+    def place(self, node: int) -> NodeAddress:
         host = self.address(node)
-        return Place(
+        return NodeAddress(
             host=host,
             port=CLIENT_PORT,
             controller_port=CONTROLLER_PORT,

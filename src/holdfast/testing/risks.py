@@ -194,8 +194,8 @@ class Scene(Engine):
         finally:
             consumer.close()
 
-    def position(self, group: str, topic: str, partition: int = 0) -> int:
-        """Where a group stands; negative when it has no position."""
+    def committed_offset(self, group: str, topic: str, partition: int = 0) -> int:
+        """Where a group stands; negative when it has no committed offset."""
         return self.committed(group).get(f"{topic}-{partition}", -1)
 
     def members(self, group: str) -> int:

@@ -1,4 +1,4 @@
-"""A step with a memory, played over a small log cut into any batches: what it gave, and what it remembers at the end.
+"""A stateful step, played over a small log cut into any batches: what it gave, and what it remembers at the end.
 
 The player stands in for the engine: it gives rows their own watermarks, moves the pipeline's, and hands each turn the
 state that the one before has left. It checks what the engine would check: that every row of a batch is taken, late or
@@ -189,7 +189,7 @@ class Player:
         assert turn.late == _tally(late)
         assert turn.duplicate == _tally(duplicates)
         assert turn.taken + turn.late + turn.duplicate == _tally([each.place for each in batch])
-        if operator.is_tap:
+        if operator.has_own_rows:
             assert len({row["_hf"]["index"] for row in rows}) == len(rows)
         else:
             assert turn.taken == _tally([_place(row["_hf"]) for row in rows])
