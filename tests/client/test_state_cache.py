@@ -55,6 +55,33 @@ def test_a_cache_that_slept_past_deletions_is_thrown_away(tmp_path: Path) -> Non
     again.close()
 
 
+def test_a_cache_that_a_frozen_process_keeps_locked_is_begun_anew_in_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelog, "BUSY_SECONDS", 0.05)
+    frozen = opened(tmp_path)
+    frozen.apply([(b"a", b"1")], 1)
+    frozen._connection.execute("begin immediate")
+    successor = opened(tmp_path)
+    assert (successor.position, successor.get(b"a")) == (0, None)
+    successor.apply([(b"a", b"2")], 2)
+    frozen._connection.execute("insert or replace into state values (?, ?)", (b"a", b"late"))
+    frozen._connection.execute("commit")
+    frozen.close()
+    assert successor.get(b"a") == b"2"
+    third = opened(tmp_path)
+    assert (third.position, third.get(b"a")) == (2, b"2")
+    with pytest.raises(CacheTaken, match="another owner"):
+        successor.apply([(b"a", b"3")], 3)
+    third._connection.execute("begin immediate")
+    with pytest.raises(CacheTaken, match="locked by another process"):
+        successor.apply([(b"a", b"3")], 3)
+    third._connection.execute("rollback")
+    third.close()
+    successor.close()
+    assert [path.name for path in (tmp_path / "group").iterdir()] == ["topic-0.sqlite.1"]
+
+
 @pytest.mark.parametrize("content", [b"", b"not a database at all" * 100])
 def test_a_damaged_file_is_thrown_away(tmp_path: Path, content: bytes) -> None:
     opened(tmp_path).close()

@@ -5,6 +5,9 @@ flushed (`synchronous=FULL`), after the changelog was. It may therefore be behin
 changelog is read on from the offset. A file that cannot be trusted is thrown away, and all of the changelog is read.
 
 Its owner writes its name into it. Another that opens the file takes it over: the former can write nothing more to it.
+A file that is thrown away, or that a frozen former owner keeps locked, is followed by one with the next number, and
+then its name is removed. No name is used twice, so whatever a former owner does when it wakes up touches its own file
+alone.
 
 The changelog of a state: a compacted topic, partition by partition beside the topic whose messages change the state.
 
@@ -64,7 +67,8 @@ class StateCache:
 
         Deletions vanish from a compacted changelog after a while: a cache that slept longer would never learn of them.
         """
-        self._path = path
+        self._first_path = path
+        self._path, self._number = self._newest()
         self._changelog_id = changelog_id
         self._owner = uuid.uuid4().hex
         self.position = 0
@@ -80,10 +84,32 @@ class StateCache:
                     return connection
                 connection.close()
             except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
+                if _is_locked(error):
+                    say(
+                        f"{self._path} is locked by a process that does not go on: its state is restored anew"
+                    )
+                elif isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
                     raise
-            self._remove()
+            return self._begun_anew()
         return self._created()
+
+    def _newest(self) -> tuple[str, int]:
+        """The cache's file with the highest number, without a number for the first, and that number."""
+        directory, name = os.path.split(self._first_path)
+        names = os.listdir(directory) if os.path.isdir(directory) else []
+        numbers = (re.fullmatch(rf"{re.escape(name)}\.([0-9]+)", each) for each in names)
+        number = max((int(found[1]) for found in numbers if found), default=0)
+        return (f"{self._first_path}.{number}" if number else self._first_path), number
+
+    def _begun_anew(self) -> sqlite3.Connection:
+        former = self._path
+        self._number += 1
+        self._path = f"{self._first_path}.{self._number}"
+        connection = self._created()
+        for suffix in FILES:
+            if os.path.exists(former + suffix):
+                os.remove(former + suffix)
+        return connection
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -119,16 +145,10 @@ class StateCache:
         self.position = 0
         return connection
 
-    def _remove(self) -> None:
-        for suffix in FILES:
-            if os.path.exists(self._path + suffix):
-                os.remove(self._path + suffix)
-
     def throw_away(self) -> None:
         """Begin anew, with nothing."""
         self._connection.close()
-        self._remove()
-        self._connection = self._created()
+        self._connection = self._begun_anew()
 
     def get(self, key: bytes) -> bytes | None:
         row = self._connection.execute("select value from state where key = ?", (key,)).fetchone()
@@ -141,7 +161,12 @@ class StateCache:
     def apply(self, changes: Iterable[tuple[bytes, bytes | None]], position: int) -> None:
         """Take changes over, in order, with the offset up to which the changelog is in here now."""
         connection = self._connection
-        connection.execute("begin immediate")
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError as error:
+            if not _is_locked(error):
+                raise
+            raise CacheTaken(f"{self._path} is locked by another process") from error
         try:
             moved = connection.execute(
                 "update reflects set position = ?, saved_ms = ? where owner = ? and position = ?",
@@ -163,6 +188,10 @@ class StateCache:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _is_locked(error: sqlite3.DatabaseError) -> bool:
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_BUSY
 
 
 def _now_ms() -> int:
