@@ -234,6 +234,11 @@ def test_a_time_that_is_none_is_before_everything() -> None:
     assert milliseconds(times).tolist() == [-(2**62) // 1000, 1000, -(2**62) // 1000]
 
 
+def test_a_time_with_a_part_of_a_millisecond_is_that_of_no_window() -> None:
+    times = pa.chunked_array([pa.array([1_000_000, 1_000_001, -1], pa.timestamp("us", tz="UTC"))])
+    assert milliseconds(times).tolist() == [1000, -(2**62) // 1000, -(2**62) // 1000]
+
+
 @pytest.mark.parametrize(
     ("changed", "made_again"),
     [({}, 4), ({"index": [0, 1, 9, 0]}, 1), ({"index": [1, 0, 2, 0]}, 1), ({"partition": [0, 0, 0, 1]}, 3)],

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, Row, StructType
 
@@ -300,7 +301,10 @@ class Frame:
     def mapInArrow(self, task: Callable[..., Any], schema: Any) -> SimpleNamespace:
         def collect() -> list[dict[str, Any]]:
             batches = self.table.combine_chunks().to_batches()
-            return [row for report in task(iter(batches)) for row in report.to_pylist()]
+            try:
+                return [row for report in task(iter(batches)) for row in report.to_pylist()]
+            except RuntimeError as error:
+                raise PySparkException(str(error)) from error  # as Spark tells what a task raised
 
         return SimpleNamespace(collect=collect)
 

@@ -133,12 +133,33 @@ def test_a_key_from_elsewhere_is_not_in_the_home(files: Files, tmp_path: Path) -
         files.run()
 
 
-def test_sink_and_home_put_back_together_are_known_by_the_committed_offsets(files: Files) -> None:
+class Died(Exception):
+    """The process ends here."""
+
+
+def died(at: str) -> Callable[[str], None]:
+    def dies(place: str) -> None:
+        if place == at:
+            raise Died
+
+    return dies
+
+
+@pytest.mark.parametrize("is_second_run_killed", [False, True])
+def test_sink_and_home_put_back_together_are_known_by_the_committed_offsets(
+    files: Files, is_second_run_killed: bool
+) -> None:
     files.run()
     copies = {path: path.with_name(path.name + ".copy") for path in (files.rows, files.home)}
     for path, copy in copies.items():
         shutil.copytree(path, copy)
-    files.run()
+    if is_second_run_killed:
+        with pytest.raises(Exception, match="Died"):
+            files.run(faults=died("committed:rows"))
+        # Nothing is left to do of the batch, but what the sinks have is made known.
+        run_pipeline(files.bench.definition, spark=files.bench.spark, signals=False)
+    else:
+        files.run()
     for path, copy in copies.items():
         shutil.rmtree(path)
         shutil.move(copy, path)

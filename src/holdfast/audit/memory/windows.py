@@ -218,6 +218,7 @@ STEP: Final = "_hf_topic"
 PARTITION: Final = "_hf_partition"
 TURN: Final = "_hf_offset"
 INDEX: Final = "_hf_index"
+NO_TIME: Final = -(2**62)
 NEEDED: Final = (COUNT, DIGEST, START, END, STEP, PARTITION, TURN, INDEX)
 
 
@@ -303,9 +304,11 @@ def rows_in_order(held: Held, key: Sequence[str]) -> int:
 
 
 def milliseconds(times: pa.ChunkedArray) -> Times:
-    """Of a timestamp, or of a text that is one; anything else, which no window has, is before everything."""
+    """Of a timestamp, or of a text that is one; what no window has is before everything: anything else, or a part of a
+    millisecond."""
     kind = pa.timestamp("us", tz=times.type.tz if pa.types.is_timestamp(times.type) else "UTC")
-    return _numbers(_cast(times, kind), -(2**62)) // 1000
+    micros = _numbers(_cast(times, kind), NO_TIME)
+    return np.where(micros % 1000 == 0, micros, NO_TIME) // 1000
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

@@ -98,6 +98,14 @@ class KnownSinks:
             return f"{is_other} {METADATA} knows: it is another's"
         return None
 
+    def is_behind(self, ledgers: Mapping[str, Entry | None]) -> bool:
+        """Whether a ledger has an entry that the home or the group's committed offsets do not know of."""
+        for name, entry in ledgers.items():
+            outside = (self._noted.get(name), self._heads.get(name)) if entry and entry.chain else ()
+            if entry is not None and any(each is None or each.reached != self._of(entry) for each in outside):
+                return True
+        return False
+
     def entries(self, name: str, ledgers: Mapping[str, Entry | None]) -> int:
         """How many the ledger of this sink had, by the furthest that anybody outside says."""
         reached, _ = self._reached(name, ledgers)

@@ -339,7 +339,7 @@ class Loop:
                     accepted=self.accept_loss,
                     warn=self.warn,
                 )
-                self.workshop.read_ledgers()
+                self._read_ledgers()
                 self.noted = self.home.unfinished_plan(self.deployed.fingerprint)
                 self._repeat(source, interval_ms)
         except Exception as error:
@@ -401,7 +401,7 @@ class Loop:
             began = time.monotonic()
             try:
                 if are_stale:
-                    self.workshop.read_ledgers()
+                    self._read_ledgers()
                     are_stale = False
                 logs = source.look(self.workshop.ledgers)
                 if self.bounds is not None:
@@ -434,6 +434,20 @@ class Loop:
             if not has_run:
                 self._tell(Waiting(self._lag(logs)))
             self.stop.wait(interval_ms - round((time.monotonic() - began) * 1000))
+
+    def _read_ledgers(self) -> None:
+        """A batch that all sinks had when a run died is made known outside them, though nothing is left to do of it."""
+        self.workshop.read_ledgers()
+        if self.known.is_behind(self.workshop.ledgers):
+            self._show()
+
+    def _show(self) -> None:
+        """Make known outside the sinks how far they have come."""
+        positions = {name: entry.positions for name, entry in self._entries().items()}
+        if self.monitoring is not None:
+            self.monitoring.show(lowest(positions), heads_of(self.workshop.ledgers, self.known.places))
+        self.faults("monitored")
+        self.known.note(self.workshop.ledgers)
 
     def _open_partitions(self, source: SourceView, logs: Mapping[Place, Log]) -> None:
         ledgers = self.workshop.ledgers
@@ -479,11 +493,7 @@ class Loop:
         return True
 
     def _after(self, plan: Plan, done: BatchDone) -> None:
-        positions = {name: entry.positions for name, entry in self._entries().items()}
-        if self.monitoring is not None:
-            self.monitoring.show(lowest(positions), heads_of(self.workshop.ledgers, self.known.places))
-        self.faults("monitored")
-        self.known.note(self.workshop.ledgers)
+        self._show()
         self.home.note_plan(plan, self.deployed.fingerprint, is_done=True)
         self.home.note_definition(self.deployed.canonical)
         large = self.growth.message(done.state)
