@@ -12,7 +12,7 @@ PYTEST_WORKERS ?= 4
 MAKEFLAGS += --jobs=2
 PYTEST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
-.PHONY: help setup java demo test check most-tests format lint types contracts long sim chaos cluster lab bench requirements clean
+.PHONY: help setup java demo test check most-tests format lint types contracts long sim chaos cluster lab bench docs requirements clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,12 +53,12 @@ long: setup ## every test, those that take long as well: Java's tools, both engi
 	$(PYTEST) --long tests
 
 format: $(STAMP) ## rewrite the code in the house format
-	$(BIN)/ruff format src tests bench examples
-	$(BIN)/ruff check --fix src tests bench examples
+	$(BIN)/ruff format src tests bench examples *.py
+	$(BIN)/ruff check --fix src tests bench examples *.py
 
 lint: $(STAMP) ## format and lint, read only
-	$(BIN)/ruff format --check src tests bench examples
-	$(BIN)/ruff check src tests bench examples
+	$(BIN)/ruff format --check src tests bench examples *.py
+	$(BIN)/ruff check src tests bench examples *.py
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
@@ -83,10 +83,13 @@ lab: $(STAMP) java ## every way to lose a message, made to happen and prevented,
 bench: $(BENCH_STAMP) ## against Apache Kafka on this machine; writes bench/RESULTS.md
 	$(BIN)/python -m bench
 
+docs: $(STAMP) ## the documents as a site in site/, with a search; `make check` builds it as well
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 requirements: ## compile requirements/*.txt from pyproject.toml (needs uv on the PATH)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements' pyproject.toml -o requirements/base.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements' -c requirements/base.txt --extra dev pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements' -c requirements/dev.txt --extra bench pyproject.toml -o requirements/bench.txt
 
 clean: ## remove what setup and tests made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .lab bench/.work
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .lab bench/.work site

@@ -217,6 +217,9 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
         *sorted((ROOT / "docs" / "guides").glob("*.md")),
         *sorted((ROOT / "examples").glob("*.py")),
         ROOT / "examples" / "README.md",
+        ROOT / "README.md",
+        ROOT / "docs" / "quick-start.md",
+        ROOT / "docs" / "UPGRADING.md",
     ],
     ids=lambda each: each.name,
 )

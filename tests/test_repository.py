@@ -23,6 +23,8 @@ NOT_OURS = {
     ".import_linter_cache",
     "__pycache__",
     ".work",
+    "dist",
+    "site",
 }
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK|NotImpl" r"ementedError)\b")
 REGISTRIES = re.compile(

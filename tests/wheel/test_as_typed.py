@@ -1,17 +1,20 @@
-"""What README and the fixtures' pages show works as typed, from the built wheel, with only the extras that they name.
+"""What README, the quick start and the fixtures' pages show works as typed, from the wheel with only the extras named.
 
 The blocks are taken from the pages as they stand and run from top to bottom in one directory, as a newcomer would: what
 one has made the next one finds. Two things are not as typed: the broker listens on a free port, and addresses are that
 port's (in the pipeline's definition by the variable `KAFKA`, as it says). `make` is not run; that its targets exist is
-seen.
+seen, and `pip` is told to make a wheel, but not to install one.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
+import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -101,6 +104,8 @@ class Newcomer:
     def type(self, line: str) -> None:
         if target := re.match(r"make ([a-z]+)", line):
             assert f"\n{target[1]}: " in (ROOT / "Makefile").read_text(), line
+        elif line.startswith("pip "):
+            assert line in pip_lines((ROOT / "README.md").read_text()), f"no test runs: {line}"
         elif "holdfast serve" in line:
             self._serve(line)
         elif not any(words in line for words in ELSEWHERE) and (
@@ -179,8 +184,39 @@ def newcomer(tmp_path: Path, install: Install, request: pytest.FixtureRequest) -
     made.close()
 
 
-def test_readme(newcomer: Newcomer) -> None:
-    newcomer.read((ROOT / "README.md").read_text())
+@pytest.mark.parametrize("page", ["README.md", "docs/quick-start.md"])
+def test_a_page_for_newcomers(newcomer: Newcomer, page: str) -> None:
+    newcomer.read((ROOT / page).read_text())
+
+
+def pip_lines(page: str) -> list[str]:
+    return re.findall(r"^pip .*$", page, re.MULTILINE)
+
+
+def test_what_pip_is_told_to_do_makes_a_wheel(tmp_path: Path) -> None:
+    """Nothing is downloaded, and nothing installed where tests run: of `pip install` the extras alone are looked at."""
+    for part in ("LICENSE", "README.md", "pyproject.toml", "hatch_build.py", "src"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = pip_lines((ROOT / "README.md").read_text())
+    for line in lines:
+        assert re.match(r"pip (install '?\.|wheel --no-deps )", line), line
+        named = re.findall(r"\.\[(\w+)\]", line) + re.findall(r"\w+", line.partition("other extras:")[2])
+        assert [extra for extra in named if extra not in declared] == [], line
+    (wheel,) = [line for line in lines if line.startswith("pip wheel ")]
+    subprocess.run(
+        ["/bin/sh", "-ec", f"{sys.executable} -m {wheel}"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PIP_NO_INDEX": "1",
+            "PIP_NO_BUILD_ISOLATION": "0",
+        },  # pip means "no isolation" by 0
+        check=True,
+        capture_output=True,
+        timeout=WAIT_SECONDS_MAX,
+    )
+    assert list((tmp_path / "dist").glob("holdfast-*.whl"))
 
 
 @pytest.mark.long
