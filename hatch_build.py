@@ -14,19 +14,12 @@ def commit_of(checkout: str) -> str | None:
     """The commit of the checkout, with a `+` where files differ from it; nothing where git or its data are missing."""
     if not (Path(checkout) / ".git").exists():
         return None
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        commit = _git(checkout, "rev-parse", "HEAD").strip()
-        changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + ("+" if changed else "")
-
-
-def _git(checkout: str, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True, timeout=60
-    )
-    return done.stdout
+    return done.stdout.strip()
 
 
 class CommitStamp(BuildHookInterface):  # type: ignore[type-arg]

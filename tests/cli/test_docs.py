@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import typer
 
 from holdfast.cli.app import COMMANDS, root
 from holdfast.cli.formats import LineFormat, MessageFormat
+from holdfast.cli.man import leaves
 from holdfast.cli.serve import build_parser
 from holdfast.errors import ExitCode
 
@@ -49,16 +49,6 @@ def existing_flags() -> dict[str, set[str]]:
                 flag for parameter in each.params for flag in parameter.opts if flag.startswith("-")
             }
     return found
-
-
-def leaves(title: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """The commands below this one, or itself."""
-    inner = getattr(command, "commands", None)
-    if not inner:
-        yield title, command
-        return
-    for name, part in inner.items():
-        yield from leaves(f"{title} {name}", part)
 
 
 EXISTING = existing_flags()

@@ -40,6 +40,8 @@ WORK = (
     "sink migrate --database it.sqlite",
     "generate orders --to - --count 1",
     "version",
+    "man",
+    "bugreport mine/orders.yaml",
 )
 INCOMPLETE = "doctor mine/orders.yaml"
 LACK = {
@@ -72,6 +74,7 @@ def test_the_bare_wheel(install: Install, tmp_path: Path) -> None:
     ended = dict(re.findall(r"^== (.*) == (\d+)$", done.stdout, re.MULTILINE))
     expected = {**dict.fromkeys(WORK, "0"), INCOMPLETE: "4", **dict.fromkeys(LACK, "3")}
     assert ended == expected, done.stderr
+    assert re.search(r"commit ([0-9a-f]{40}\+?|unknown), holdfast-\S+-py3-none-any\.whl\)", done.stdout)
     said = {line: text for text, line in re.findall(r"((?:(?!== ).*\n)*)== (.*) ==\n", done.stderr)}
     for line, extra in LACK.items():
         assert re.fullmatch(rf"holdfast: .*: pip install 'holdfast\[{extra}\]'\n", said[line]), said[line]

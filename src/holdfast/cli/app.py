@@ -27,6 +27,8 @@ class CommandPlace(NamedTuple):
 COMMANDS: dict[str, CommandPlace] = {
     "demo": CommandPlace("demo", "Try it", "Crash a broker and a pipeline, and see nothing lost."),
     "version": CommandPlace("version", "Try it", "Show the versions of holdfast and its libraries."),
+    "man": CommandPlace("man", "Try it", "Print all of this as a manual page."),
+    "bugreport": CommandPlace("bugreport", "Try it", "Gather what a report of a bug needs, without secrets."),
     "serve": CommandPlace("serve_help", "Run brokers", "Start the broker: one durable node in this process."),
     "cluster": CommandPlace(
         "cluster", "Run brokers", "Start and end brokers to try things on, ours or Kafka's."
@@ -87,6 +89,14 @@ class LazyGroup(TyperGroup):
         finally:
             self.is_listing = False
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """A shell that completes the name of a command waits for none of them to be imported."""
+        self.is_listing = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self.is_listing = False
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -104,7 +114,6 @@ class LazyGroup(TyperGroup):
 root = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
     help="holdfast moves data through Kafka without losing a message. "
