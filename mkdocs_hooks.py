@@ -1,9 +1,10 @@
-"""What the site does beyond MkDocs: patterns in the navigation, and links that lead out of `docs`."""
+"""What the site does beyond MkDocs: patterns in the navigation, links out of `docs`, lists as GitHub has them."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,26 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A link to a file of the repository that the site does not have becomes the file's name."""
+    """A link to a file of the repository that the site does not have becomes the file's name; lists and tables that
+    follow a line of text at once, which only GitHub takes for such, get the empty line that they need here."""
 
     def named(match: re.Match[str]) -> str:
         place = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), match[2]))
         return match[0] if place.startswith("docs/") else f"{match[1]} (`{place}`)"
 
-    return LINK.sub(named, markdown)
+    return "\n".join(_spaced(LINK.sub(named, markdown).split("\n")))
+
+
+BEGINS = re.compile(r"(?:[-*]|\d+\.) |\|")
+GOES_ON = re.compile(r"\s|(?:[-*]|\d+\.) |\||#|$")
+"""A line before a list or table that does not keep it from being one."""
+
+
+def _spaced(lines: list[str]) -> Iterator[str]:
+    before, is_code = "", False
+    for line in lines:
+        is_code ^= line.startswith("```")
+        if not is_code and BEGINS.match(line) and not GOES_ON.match(before):
+            yield ""
+        yield line
+        before = line
