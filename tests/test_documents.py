@@ -10,8 +10,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from holdfast.errors import ExitCode
 
@@ -68,29 +71,49 @@ CODES = {**ExitCode.__members__, "ENVIRONMENT": ExitCode.CANNOT_CONNECT}
 """By the names that classes give them."""
 
 
+CLASS = re.compile(r"^class (\w+)\(([\w., ]+)\)", re.MULTILINE)
+ROOT_ERROR = "holdfast.errors.HoldfastError"
+
+
 class ErrorClass(NamedTuple):
-    module: str
     bases: list[str]
+    """With their modules, where they are ours."""
     meaning: str
     exit_code: int | None
 
 
+@cache
 def error_classes() -> dict[str, ErrorClass]:
-    """Every exception below `HoldfastError`, read from the sources: nothing is imported, so no extra is needed."""
+    """Every exception below `HoldfastError` with its module, read from the sources: nothing is imported, so no extra is
+    needed. Some names are given twice, so that a base is looked up as its module sees it."""
+    texts = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+    maybe = {"HoldfastError"}
+    classes = [found for text in texts.values() for found in CLASS.findall(text)]
+    while more := {name for name, above in classes if maybe & set(re.findall(r"\w+", above))} - maybe:
+        maybe |= more
     found: dict[str, ErrorClass] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path, text in texts.items():
+        if maybe.isdisjoint(name for name, _ in CLASS.findall(text)):
+            continue  # most files: reading them as Python takes seconds
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and node.bases:
-                bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-                meaning = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-                found.setdefault(node.name, ErrorClass(module, bases, meaning, own_exit_code(node)))
-    below = {"HoldfastError": found["HoldfastError"]}
-    while more := {
-        name: each for name, each in found.items() if name not in below and below.keys() & set(each.bases)
-    }:
-        below |= more
-    return {name: each for name, each in below.items() if not name.startswith("_")}
+        tree = ast.parse(text)
+        seen = {
+            each.asname or each.name: f"{node.module}.{each.name}"
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom)
+            for each in node.names
+        }
+        definitions = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        seen |= {node.name: f"{module}.{node.name}" for node in definitions}
+        for node in definitions:
+            bases = [seen.get(name := ast.unparse(base), name) for base in node.bases]
+            meaning = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+            found[seen[node.name]] = ErrorClass(bases, meaning, own_exit_code(node))
+    return {
+        name: each
+        for name, each in found.items()
+        if ROOT_ERROR in ancestors(name, found) and "._" not in name
+    }
 
 
 def own_exit_code(node: ast.ClassDef) -> int | None:
@@ -105,7 +128,9 @@ def exit_code(name: str, classes: dict[str, ErrorClass]) -> int:
     """As `holdfast.cli.exits.explain` has it."""
     lineage = list(ancestors(name, classes))
     own = next((code for each in lineage if (code := classes[each].exit_code) is not None), None)
-    return own if own is not None else ExitCode.USAGE if "UsageError" in lineage else ExitCode.FINDINGS
+    if own is not None:
+        return own
+    return ExitCode.USAGE if "holdfast.errors.UsageError" in lineage else ExitCode.FINDINGS
 
 
 def ancestors(name: str, classes: dict[str, ErrorClass]) -> Iterator[str]:
@@ -121,19 +146,18 @@ def ancestors(name: str, classes: dict[str, ErrorClass]) -> Iterator[str]:
 def error_tables() -> str:
     classes = error_classes()
     by_area: dict[str, list[str]] = defaultdict(list)
-    for name, each in classes.items():
-        by_area[each.module.removeprefix("holdfast.").partition(".")[0].replace("errors", "")].append(name)
+    for name in classes:
+        by_area[name.split(".")[1].replace("errors", "")].append(name)
     assert by_area.keys() <= AREAS.keys(), by_area.keys() - AREAS.keys()
     lines = []
     for area, title in AREAS.items():
         if not by_area[area]:
             continue
         lines += [f"## {title}", "", "| exception | is a | exit code | meaning |", "|---|---|---|---|"]
-        for name in sorted(by_area[area]):
-            each = classes[name]
-            bases = ", ".join(f"`{base}`" for base in each.bases)
-            meaning = each.meaning.replace("|", "\\|")
-            lines.append(f"| `{each.module}.{name}` | {bases} | {exit_code(name, classes):d} | {meaning} |")
+        for name in sorted(by_area[area], key=lambda each: each.rpartition(".")[2]):
+            bases = ", ".join(f"`{base.rpartition('.')[2]}`" for base in classes[name].bases)
+            meaning = classes[name].meaning.replace("|", "\\|")
+            lines.append(f"| `{name}` | {bases} | {exit_code(name, classes):d} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -141,6 +165,14 @@ def error_tables() -> str:
 def test_the_reference_of_errors_names_every_exception() -> None:
     document = (ROOT / "docs" / "ERRORS.md").read_text()
     assert document.endswith(error_tables()), "run: python -m tests.test_documents"
+
+
+def test_the_program_of_the_reference_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "ERRORS.md").read_text(), re.DOTALL | re.M
+    )
+    exec(program, {})
+    assert "unsafe=('acks',)" in capsys.readouterr().out
 
 
 def test_every_exception_says_what_it_means() -> None:
@@ -162,12 +194,76 @@ def test_exit_codes_of_the_reference_are_those_of_the_command_line() -> None:
         DefinitionWrong,
         SinkLost,
     ):
-        assert exit_code(kind.__name__, classes) == explain(kind("why"))[1], kind
+        assert exit_code(f"{kind.__module__}.{kind.__name__}", classes) == explain(kind("why"))[1], kind
+
+
+# every page
+
+
+def pages() -> list[Path]:
+    """Decisions and the log of changes speak of what was."""
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(page for page in found if page.parent.name != "adr")]
+
+
+def test_settings_metrics_files_and_modules_of_ours_that_a_page_names_exist() -> None:
+    """Whatever begins with `holdfast` or `kafka_` is a setting, a metric, a module, or a word of the code's own."""
+    from holdfast.config.catalog import BROKER
+
+    words = {word.strip(".") for word in re.findall(r"\b(?:holdfast|kafka)[\w.]+", sources())}
+    metrics = rows((ROOT / "docs" / "METRICS.md").read_text())  # which another test holds against the code
+    families = {row[0].strip("`") for row in metrics if len(row) == 4}
+    for page in pages():
+        text = page.read_text()
+        if page.name == "METRICS.md":  # names what other exporters have
+            continue
+        named = set(
+            re.findall(r"`(holdfast\.[a-z][a-z._]+[a-z]|(?:holdfast|kafka)_[a-z_]+)(?:\{[^`]*)?`", text)
+        )
+        wrong = [
+            name
+            for name in named - families - BROKER.keys()
+            if not is_module(name)
+            and name not in words
+            and re.sub("_(?:bucket|count|sum)$", "", name) not in families
+        ]
+        assert wrong == [], f"{page.name} names {wrong}"
+
+
+def is_module(name: str) -> bool:
+    """A module of ours, or what one defines."""
+    path = PACKAGE.parent / name.replace(".", "/")
+    outer, _, inner = name.rpartition(".")
+    files = (PACKAGE.parent / f"{outer.replace('.', '/')}{end}" for end in (".py", "/__init__.py"))
+    defined = re.compile(rf"\b{inner}\b")
+    return (
+        path.is_dir()
+        or path.with_suffix(".py").exists()
+        or any(file.exists() and defined.search(file.read_text()) is not None for file in files)
+    )
+
+
+def test_exit_codes_and_variables_that_a_page_names_exist() -> None:
+    from holdfast.client.exit_guard import EXIT_UNDELIVERED
+
+    code = sources() + "".join(path.read_text() for path in (ROOT / "tests" / "audit").rglob("*.py"))
+    for page in pages():
+        text = page.read_text()
+        codes = {
+            int(number)
+            for number in re.findall(r"\bexit(?:s with)?(?: codes?)? `?(\d+)\b", text, re.IGNORECASE)
+        }
+        assert codes <= {EXIT_UNDELIVERED, *map(int, ExitCode)}, (
+            f"{page.name} names an exit code that nothing ends with"
+        )
+        for name in set(re.findall(r"\bHOLDFAST_[A-Z_]+[A-Z]\b", text)):
+            assert name in code, f"{page.name} names {name}"
 
 
 # docs/FORMAT.md, docs/INVARIANTS.md, docs/what-proven-means.md, docs/concepts.md
 
 
+@cache
 def sources() -> str:
     return "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
 
