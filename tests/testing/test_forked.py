@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.forked import ForkedProcess, open_process
+from tests.support.forked import open_process
+
+from holdfast.testing.forked import ForkedProcess
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans the way Linux does")

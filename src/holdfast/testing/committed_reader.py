@@ -45,13 +45,17 @@ def whole_batches(data: bytes) -> Iterator[tuple[BatchHeader, bytes]]:
         position += header.size
 
 
-def read_answer(
-    data: bytes, fetch_offset: int, aborted: Iterable[tuple[int, int]] | None = None
-) -> ReadResult:
-    """The records of one fetch. Without a list, as read_uncommitted: nothing is dropped."""
+class Visible(NamedTuple):
+    records: list[tuple[int, BatchHeader, Record]]
+    """Each with its offset and the head of its batch."""
+    next_offset: int
+
+
+def visible(data: bytes, fetch_offset: int, aborted: Iterable[tuple[int, int]] | None = None) -> Visible:
+    """What an application is shown of one fetch. Without a list, as read_uncommitted: nothing is dropped."""
     waiting = sorted((first_offset, producer_id) for producer_id, first_offset in aborted or ())
     dropped: set[int] = set()
-    shown: list[Shown] = []
+    shown: list[tuple[int, BatchHeader, Record]] = []
     next_offset = fetch_offset
     for header, batch in whole_batches(data):
         records = list(iterate_records(batch))
@@ -65,11 +69,21 @@ def read_answer(
         if header.is_transactional and header.producer_id in dropped:
             continue
         shown += [
-            Shown(offset, record.key, record.value)
+            (offset, header, record)
             for record in records
             if (offset := header.base_offset + record.offset_delta) >= fetch_offset
         ]
-    return ReadResult(shown, next_offset)
+    return Visible(shown, next_offset)
+
+
+def read_answer(
+    data: bytes, fetch_offset: int, aborted: Iterable[tuple[int, int]] | None = None
+) -> ReadResult:
+    """The records of one fetch, as `visible` has them."""
+    seen = visible(data, fetch_offset, aborted)
+    return ReadResult(
+        [Shown(at, record.key, record.value) for at, _, record in seen.records], seen.next_offset
+    )
 
 
 def _is_abort(records: list[Record]) -> bool:

@@ -15,7 +15,7 @@ from typing import Self
 from holdfast.broker.node.loggers import Levels
 from holdfast.broker.server.log_output import LogOutput, log_with_logging, logged_level
 from holdfast.broker.server.run import new_event_loop
-from holdfast.broker.server.server import Server
+from holdfast.broker.server.server import Machine, Server
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.listeners import address_text
 from holdfast.errors import StorageError, UsageError
@@ -57,6 +57,9 @@ class Broker:
     reason; an exception that leaves the block anyway passes, with the reason as a note. After that it may be started
     again; where its directory was temporary, with nothing in it.
     """
+
+    machine: Machine | None = None
+    """What it runs on if not on this machine's disk and clock; `holdfast.testing` has one with faults."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class Broker:
         for notice in notices:
             log(notice)
         self._stop = asyncio.Event()
-        server = Server(config, log, self._accept_loss, levels=log.levels)
+        server = Server(config, log, self._accept_loss, levels=log.levels, machine=self.machine)
         # What was given up is given up once: a restart that misses something again says so.
         self._accept_loss = ()
         server.node.failures.on_fatal = self._stop.set

@@ -28,23 +28,26 @@ def preload_first() -> None:
 
 def preload_when_idle(loop: asyncio.AbstractEventLoop, idle_seconds: Callable[[], float]) -> None:
     """Load the rest, a schema at a time, whenever no request has come for a moment."""
-    wanted = _in_order()
+    wanted = preload_one_by_one()
 
     def step() -> None:
         if idle_seconds() < IDLE_SECONDS:
             loop.call_later(IDLE_SECONDS, step)
             return
-        for api_key, version in wanted:
-            preload(api_key, version)
+        if next(wanted, None) is not None:
             loop.call_later(IDLE_SECONDS / 10, step)
-            return
 
     loop.call_later(IDLE_SECONDS, step)
 
 
-def _in_order() -> Iterator[tuple[int, int]]:
+def preload_one_by_one() -> Iterator[tuple[int, int]]:
+    """Load another schema with each step; gives the API key and version it was."""
+    for api_key, version in FIRST:
+        preload(api_key, version)
+        yield api_key, version
     for api_key in (*COMMON, *(key for key in MODULES if key not in COMMON)):
         api = BY_KEY[api_key]
         for version in range(api.max, api.served_from - 1, -1):
             if (api_key, version) not in FIRST:
+                preload(api_key, version)
                 yield api_key, version

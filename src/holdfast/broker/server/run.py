@@ -18,7 +18,7 @@ from holdfast.broker.server.log_output import (
     write_json_to_standard_error,
     write_to_standard_error,
 )
-from holdfast.broker.server.server import Server
+from holdfast.broker.server.server import Machine, Server
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.listeners import address_text, listeners_for
 from holdfast.config.properties import parse_properties
@@ -65,7 +65,9 @@ def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
     return BrokerConfig.load(properties, overrides)
 
 
-def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None) -> int:
+def serve(
+    options: Options, *, on_ready: Callable[[Server], None] | None = None, machine: Machine | None = None
+) -> int:
     occupy_standard_descriptors()
     write = write_json_to_standard_error if options.log_format == "json" else write_to_standard_error
     say = LogOutput(write, Levels(options.log_level))
@@ -77,7 +79,7 @@ def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None)
         for notice in notices:
             say(notice)
         keep_freed_memory()
-        return loop.run_until_complete(_serve(config, say, options, on_ready))
+        return loop.run_until_complete(_serve(config, say, options, on_ready, machine))
     finally:
         loop.close()
         say.close()
@@ -98,8 +100,9 @@ async def _serve(
     say: LogOutput,
     options: Options,
     on_ready: Callable[[Server], None] | None,
+    machine: Machine | None,
 ) -> int:
-    server = Server(config, say, options.accept_loss, options.serve_unenforced, say.levels)
+    server = Server(config, say, options.accept_loss, options.serve_unenforced, say.levels, machine)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.broker.node.loggers import Levels
 from holdfast.broker.node.node import Node
@@ -47,6 +47,13 @@ OTHER_WRITER_LOOK_SECONDS: Final = 0.5
 DESCRIPTORS_UNLIMITED: Final = 1 << 30
 
 
+class Machine(NamedTuple):
+    """What a broker runs on. Tests give it a disk that fills up or a clock that they move."""
+
+    file_system: RealFileSystem
+    clock: RealClock
+
+
 class Server:
     def __init__(
         self,
@@ -55,6 +62,7 @@ class Server:
         accept_loss: Sequence[str] = (),
         serve_unenforced: Sequence[str] = (),
         levels: Levels | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.config = config
         """As the broker was started; `node.settings.broker` also knows what was altered while running."""
@@ -64,8 +72,8 @@ class Server:
         """Where every connection receives; its content is used up before the next one does."""
         limit = frame_bytes_limit(config.queued_max_request_bytes, self.frame_bytes_max)
         self.frame_memory = FrameMemory(limit, self.loop)
-        self._clock = RealClock()
-        self.now: Callable[[], Now] = self._clock.now
+        machine = machine or Machine(RealFileSystem(), RealClock())
+        self.now: Callable[[], Now] = machine.clock.now
         self.flusher = AdaptiveFlusher(
             config.holdfast_flush_threads, self._call_soon, self._wake, self._report_defect
         )
@@ -73,11 +81,11 @@ class Server:
         self.node = Node(
             config,
             NodeSeams(
-                fs=RealFileSystem(),
+                fs=machine.file_system,
                 randomness=RealRandomness(),
                 flusher=self.flusher,
                 worker=self.worker,
-                clock=self._clock,
+                clock=machine.clock,
                 call_soon=self._call_soon,
                 boot_id=boot_id(),
                 say=say,
@@ -173,6 +181,10 @@ class Server:
                 signs, quiet_from = now, self.loop.time()
 
     # Timers
+
+    def clock_moved(self) -> None:
+        """Look again at what is due: somebody has moved the clock."""
+        self.loop.call_soon_threadsafe(self._arm)
 
     def _arm(self) -> None:
         """Keep one loop timer, at the node's next deadline."""
