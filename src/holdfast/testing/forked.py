@@ -48,6 +48,13 @@ _STREAMS: Final = 3
 _ADOPTION_SECONDS_MAX: Final = 10.0
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
 """What is read by an interpreter that starts: a command for which these differ gets a start of its own."""
+_NURSE: Final = f"""import sys
+for module in ("hypothesis", "hypothesis.strategies"):
+    sys.modules[module] = None
+from {__name__} import nurse
+nurse()
+"""
+"""As in the command's own start: kio is quicker where it finds no hypothesis."""
 _IDLE_MS: Final = 20
 """How long nobody asks before the nursery loads one more schema."""
 
@@ -243,7 +250,7 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), self._preloaded],
+                [sys.executable, "-c", _NURSE, str(theirs.fileno()), self._preloaded],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -324,11 +331,9 @@ def _become(order: Order, streams: Sequence[int], parent_pid: int) -> None:
     os.chdir(order.directory)
 
 
-def _nurse() -> None:
+def nurse() -> None:
+    """The nursery's life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, whose end is the nursery's
-    # As in the command's own start: kio is quicker without it.
-    for module in ("hypothesis", "hypothesis.strategies"):
-        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
     importlib.import_module(sys.argv[2])
     gc.collect()
     gc.freeze()
@@ -359,7 +364,3 @@ def _end(code: int) -> None:
     except OSError:
         sys.exit(code)  # the interpreter's own end knows what to say of a stream that is gone
     os._exit(code & 0xFF)
-
-
-if __name__ == "__main__":
-    _nurse()
