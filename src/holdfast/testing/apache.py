@@ -44,6 +44,7 @@ from typing import Final, Self
 from holdfast.config.listeners import address_text
 from holdfast.errors import HoldfastError
 from holdfast.testing.processes import die_with_parent, end, free_ports, wait_until_ready
+from holdfast.testing.topics import Topics
 
 KAFKA_VERSION: Final = "4.3.1"
 MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -304,7 +305,7 @@ def _log4j_options(level: str, stream: str) -> list[str]:
 # -------------------------------------------------------------------------------- the broker
 
 
-class ApacheKafka:
+class ApacheKafka(Topics):
     """One Apache Kafka node, broker and controller in one process, on loopback.
 
     `directory` holds `data/` (the log directory), `server.properties` and `kafka.log`; without it a
