@@ -1,8 +1,8 @@
 """`python -m bench.fixtures`: what a test waits for and what memory it takes, ours and Apache Kafka's, alternating.
 
 A broker is ready when it answers a Metadata request. Processor time is that of everything started for it until then:
-on a busy machine it says more than the time by the clock. Memory is what the process keeps to itself plus its share of
-what it shares with others (PSS), half a second after it was ready.
+on a busy machine it says more than the time by the clock. Memory is looked at half a second after that: what is
+resident, and how much of it is the broker's own share where others use the same pages (PSS).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ RECORDS: Final = 1000
 class Figures(NamedTuple):
     seconds: float
     processor_seconds: float
-    memory_mb: float
+    resident_mb: float
+    share_mb: float
 
 
 Start: TypeAlias = Callable[[Path], Iterator[BrokerProcess | ApacheKafka]]
@@ -48,10 +49,11 @@ def main() -> int:
                 figures = measure(start, root / f"{number}-{at}")
                 if number:  # the first of each fills caches
                     measured[way].append(figures)
-    print("| a broker, | ready after | processor time | memory |\n|---|---|---|---|")
+    print("| a broker | ready after | processor time | resident | its share |\n|---|---|---|---|---|")
     for way, runs in measured.items():
-        seconds, processor, memory = (statistics.median(each) for each in zip(*runs, strict=True))
-        print(f"| {way} | {seconds * 1000:,.0f} ms | {processor * 1000:,.0f} ms | {memory:.0f} MB |")
+        median = Figures(*(statistics.median(each) for each in zip(*runs, strict=True)))
+        times = f"{median.seconds * 1000:,.0f} ms | {median.processor_seconds * 1000:,.0f} ms"
+        print(f"| {way} | {times} | {median.resident_mb:.0f} MB | {median.share_mb:.0f} MB |")
     print(f"\nMedians of {ROUNDS}; load average at the end {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores.")
     return 0
 
@@ -66,7 +68,7 @@ def measure(start: Start, directory: Path) -> Figures:
         seconds = time.monotonic() - begun
         processor = _used_by_children() - used + _used_by(broker.pid)
         time.sleep(SETTLED_SECONDS)
-        return Figures(seconds, processor, _memory_mb(broker.pid))
+        return Figures(seconds, processor, *_memory_mb(broker.pid))
 
 
 def _ways(root: Path) -> Iterator[tuple[str, Start]]:
@@ -101,6 +103,7 @@ def _ways(root: Path) -> Iterator[tuple[str, Start]]:
             directory=root / "kafka", heap_options=HEAP_OPTIONS, jvm_options=SHORT_LIVED_JVM
         ) as broker:
             yield broker
+            broker.stop()  # one that was killed has to wait until its last session is over
 
     yield "`holdfast_broker`, empty", warm
     yield f"`holdfast_broker`, prepared with {RECORDS:,} records", copied
@@ -124,10 +127,10 @@ def _used_by(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
-def _memory_mb(pid: int) -> float:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    (kilobytes,) = [line.split()[1] for line in text.splitlines() if line.startswith("Pss:")]
-    return int(kilobytes) * 1024 / 1e6
+def _memory_mb(pid: int) -> tuple[float, float]:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+    kilobytes = {line.split()[0]: int(line.split()[1]) for line in lines}
+    return kilobytes["Rss:"] * 1024 / 1e6, kilobytes["Pss:"] * 1024 / 1e6
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from holdfast.testing.broker import BrokerDied
 WAIT_SECONDS_MAX = 60.0
 
 
-@pytest.fixture(params=["process", "thread"])
+@pytest.fixture(params=["process", pytest.param("thread", marks=pytest.mark.check)])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerProcess | BrokerThread]:
     kinds = {"process": lambda: BrokerProcess(tmp_path / "data", faults=True, warm=True)}
     with kinds.get(request.param, lambda: BrokerThread(tmp_path / "data"))() as broker:

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from holdfast.testing import BrokerProcess, BrokerThread
+from holdfast.testing.plugin import asked_for
 from holdfast.testing.processes import MARK, marked
 
 WAIT_SECONDS_MAX = 60.0
@@ -55,7 +56,7 @@ PROGRAM = """
 import os, time
 import pytest
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2))
 def test_wait(number, holdfast_broker, holdfast_session_broker, worker_id):
     holdfast_broker.create_topic("orders")
     holdfast_session_broker.create_topic(f"orders-{number}")
@@ -63,22 +64,6 @@ def test_wait(number, holdfast_broker, holdfast_session_broker, worker_id):
         file.write(f"{holdfast_broker.bootstrap_servers} {holdfast_session_broker.bootstrap_servers}")
     while os.path.exists(f"{os.environ['SEEN']}/wait"):
         time.sleep(0.01)
-"""
-MISUSED = """
-import pytest
-
-@pytest.mark.holdfast(mode="fork")
-def test_mode(holdfast_broker): pass
-
-@pytest.mark.holdfast(setting={"num.partitions": "3"})
-def test_setting(holdfast_broker): pass
-
-@pytest.fixture(scope="session")
-def holdfast_settings():
-    return {"num.partitions": "7"}
-
-def test_settings(holdfast_broker):
-    assert holdfast_broker.settings == {"num.partitions": "7"}
 """
 
 
@@ -143,11 +128,24 @@ def test_a_killed_pytest_takes_its_brokers_with_it(tmp_path: Path) -> None:
     assert_none_left(mark)  # while its test would wait on
 
 
-@pytest.mark.check
-def test_marks_are_checked_and_settings_replaced(tmp_path: Path) -> None:
-    process, mark = run_pytest(tmp_path, MISUSED)
-    said, _ = process.communicate(timeout=WAIT_SECONDS_MAX)
-    assert "mode is 'process' or 'thread', not 'fork'" in said
-    assert "takes mode='process'|'thread', settings and prepared, not" in said
-    assert "1 passed, 2 errors" in said
-    assert_none_left(mark)
+def test_a_mark_that_says_something_else_is_refused() -> None:
+    with pytest.raises(pytest.UsageError, match="'process' or 'thread', not 'fork'"):
+        asked_for(pytest.mark.holdfast(mode="fork").mark)
+    for wrong in (pytest.mark.holdfast(setting={"num.partitions": "3"}), pytest.mark.holdfast("thread")):
+        with pytest.raises(pytest.UsageError, match="settings and prepared, not"):
+            asked_for(wrong.mark)
+
+
+class TestSettings:
+    """Those of a suite's own replace ours, and those of a mark are added."""
+
+    @pytest.fixture(scope="session")
+    def holdfast_settings(self) -> dict[str, str]:
+        return {"num.partitions": "7"}
+
+    @pytest.mark.holdfast(mode="thread", settings={"auto.create.topics.enable": "true"})
+    def test_both_hold(self, holdfast_broker: BrokerThread) -> None:
+        assert holdfast_broker.server is not None
+        config = holdfast_broker.server.config
+        assert (config.num_partitions, config.auto_create_topics_enable) == (7, True)
+        assert config.offsets_topic_num_partitions == 50

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from holdfast.errors import UsageError
 from holdfast.reader.cluster import Cluster
@@ -83,6 +84,24 @@ def test_it_ends_where_the_topic_ended_when_it_was_called(
 
     monkeypatch.setattr(Cluster, "offsets", offsets)
     assert texts(holdfast_session_broker, holdfast_topic) == ["before"]
+
+
+def test_what_is_deleted_meanwhile_is_left_out(
+    holdfast_session_broker: BrokerProcess, holdfast_topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holdfast_session_broker.produce(holdfast_topic, "old", "new")
+    asked = Cluster.offsets
+
+    def offsets(cluster: Cluster, partitions: Any, spec: Any) -> Any:
+        answer = asked(cluster, partitions, spec)
+        if spec == "latest":
+            admin = AdminClient({"bootstrap.servers": holdfast_session_broker.bootstrap_servers})
+            (deleted,) = admin.delete_records([TopicPartition(holdfast_topic, 0, 1)]).values()
+            deleted.result(60)
+        return answer
+
+    monkeypatch.setattr(Cluster, "offsets", offsets)
+    assert texts(holdfast_session_broker, holdfast_topic) == ["new"]
 
 
 def test_read_committed_leaves_out_what_was_aborted_and_what_is_undecided(

@@ -159,4 +159,4 @@ def machine_with(faults: Faults) -> Machine:
     """What a broker runs on whose disk and clock have these faults."""
     from holdfast.broker.server.server import Machine  # here: a test that starts a process needs none of it
 
-    return Machine(FaultyDisk(faults), MovedClock(faults))
+    return Machine(FaultyDisk(faults), MovedClock(faults), is_short_lived=True)

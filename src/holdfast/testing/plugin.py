@@ -94,7 +94,7 @@ def holdfast_broker(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[BrokerProcess | BrokerThread]:
     """A broker on an ephemeral port with its data in the test's temporary directory."""
-    marked = _marked(request.node.get_closest_marker("holdfast"))
+    marked = asked_for(request.node.get_closest_marker("holdfast"))
     settings = {**holdfast_settings, **marked.settings}
     directory = tmp_path / "holdfast"
     if marked.prepared is not None:
@@ -109,7 +109,7 @@ def holdfast_broker(
             yield process
 
 
-def _marked(mark: pytest.Mark | None) -> Marked:
+def asked_for(mark: pytest.Mark | None) -> Marked:
     options: dict[str, Any] = dict(mark.kwargs) if mark is not None else {}
     if (mark is not None and mark.args) or options.keys() - set(Marked._fields):
         raise pytest.UsageError(

@@ -24,8 +24,10 @@ from holdfast.testing.committed_reader import visible
 from holdfast.testing.topics import NotConsumed, NotProduced, Record
 from holdfast.wire import batch as wire
 from holdfast.wire import error_table
-from holdfast.wire.api_keys import PRODUCE
+from holdfast.wire.api_keys import CREATE_TOPICS, PRODUCE
 
+CLUSTERS_DEFAULT: Final = -1
+"""As many replicas as the cluster's settings say."""
 ACKS_ALL: Final = -1
 PRODUCE_BY_NAME_MAX: Final = 12
 """The last version of Produce that names topics."""
@@ -34,11 +36,28 @@ BATCH_BYTES_MAX: Final = 512 << 10
 RETRY_SECONDS: Final = 0.05
 STORED_PERHAPS: Final = frozenset({7, 20})
 """REQUEST_TIMED_OUT and NOT_ENOUGH_REPLICAS_AFTER_APPEND: the leader has the batch."""
+OFFSET_OUT_OF_RANGE: Final = 1
 FETCH_WAIT_MS: Final = 500
 """How long a broker may hold a fetch; what is asked for is there, so it never does for long."""
 FETCH_BYTES_MAX: Final = 8 << 20
 EMPTY_ANSWERS_MAX: Final = 3
 """So many in a row mean that all before the end was compacted away."""
+
+
+def create(bootstrap_servers: str, name: str, partitions: int, settings: Mapping[str, str]) -> None:
+    topic = {
+        "name": name,
+        "num_partitions": partitions,
+        "replication_factor": CLUSTERS_DEFAULT,
+        "assignments": [],
+        "configs": [{"name": each, "value": value} for each, value in settings.items()],
+    }
+    with _cluster(bootstrap_servers) as cluster:
+        fields = {"topics": [topic], "timeout": cluster.settings.request_timeout_ms, "validate_only": False}
+        (told,) = cluster.ask_any(CREATE_TOPICS, fields, lowest=4).topics
+        if told.error_code:
+            why = told.error_message or error_table.describe(told.error_code)
+            raise UsageError(f"topic {name!r} was not created: {why}")
 
 
 def produced(
@@ -137,6 +156,11 @@ def _read(
             bytes_max=FETCH_BYTES_MAX,
         )
         fetched = walk_fetch(connection.receive(connection.send(FETCH, version, body))).partitions[0]
+        if fetched.error_code == OFFSET_OUT_OF_RANGE:
+            start = cluster.offsets([place], "earliest")[place].offset
+            if start > offset:  # the broker has deleted what lay before it since we asked
+                offset = start
+                continue
         if fetched.error_code:
             why = error_table.describe(fetched.error_code)
             raise NotConsumed(f"{place.topic}-{place.partition} at offset {offset}: {why}")

@@ -61,9 +61,9 @@ class Topics:
 
     def create_topic(self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         """Create a topic, with settings by Kafka's names. Raises `UsageError` when it exists."""
-        from holdfast.broker.server.embed import create_topic
+        from holdfast.testing.topic_records import create
 
-        create_topic(self.bootstrap_servers, name, partitions, settings)
+        create(self.bootstrap_servers, name, partitions, settings or {})
 
     def produce(
         self,

@@ -52,6 +52,8 @@ class Machine(NamedTuple):
 
     file_system: RealFileSystem
     clock: RealClock
+    is_short_lived: bool = False
+    """Whether the broker ends soon: then it loads nothing ahead of need."""
 
 
 class Server:
@@ -73,6 +75,7 @@ class Server:
         limit = frame_bytes_limit(config.queued_max_request_bytes, self.frame_bytes_max)
         self.frame_memory = FrameMemory(limit, self.loop)
         machine = machine or Machine(RealFileSystem(), RealClock())
+        self._is_short_lived = machine.is_short_lived
         self.now: Callable[[], Now] = machine.clock.now
         self.flusher = AdaptiveFlusher(
             config.holdfast_flush_threads, self._call_soon, self._wake, self._report_defect
@@ -146,7 +149,8 @@ class Server:
         self.node.timers.on_earlier = self._arm
         self._arm()
         self._sweep_idle()
-        preload_when_idle(self.loop, self._idle_seconds)
+        if not self._is_short_lived:
+            preload_when_idle(self.loop, self._idle_seconds)
         if self.metrics is not None:
             await self.metrics.serve()
 
