@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException, Producer
 
 from holdfast.errors import UsageError
 from holdfast.testing import BrokerProcess, BrokerThread, NotProduced, Topics, faults
@@ -73,7 +74,29 @@ def test_a_slow_disk_takes_its_time_with_every_flush(
     assert slept == []
 
 
-def test_what_is_due_comes_when_time_passes(broker: BrokerProcess | BrokerThread) -> None:
+@pytest.mark.holdfast(settings={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "600000"})
+def test_a_transaction_runs_out_when_time_passes(holdfast_broker: BrokerProcess) -> None:
+    holdfast_broker.create_topic("orders")
+    settings = {"bootstrap.servers": holdfast_broker.bootstrap_servers, "transactional.id": "till"}
+    producer = Producer({**settings, "transaction.timeout.ms": 300_000})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("orders", "never decided")
+    producer.flush(60)
+    holdfast_broker.produce("orders", "behind it")
+    assert holdfast_broker.consume_all("orders", isolation="read_committed") == []
+    holdfast_broker.clock.advance(1200)
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not (seen := holdfast_broker.consume_all("orders", isolation="read_committed")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert [record.text for record in seen] == ["behind it"]
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(60)
+
+
+@pytest.mark.check
+def test_what_is_too_old_is_deleted_when_time_passes(broker: BrokerProcess | BrokerThread) -> None:
     broker.create_topic("short", settings={"retention.ms": "3600000"})
     broker.produce("short", "gone in an hour")
     broker.clock.advance(1800)

@@ -1,4 +1,4 @@
-"""For your tests: pytest fixtures, brokers as processes, a disk that forgets what was not flushed, fakes, checkers."""
+"""For your tests: pytest fixtures, brokers as processes, faults of disk, clock and network, fakes."""
 
 from __future__ import annotations
 
