@@ -16,7 +16,7 @@ from pyspark.sql import functions
 
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.sinks.base import RowsRejected, SinkContext, SinkError, SinkFenced
-from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
+from holdfast.pipeline.sinks.kafka import KafkaSinkWriter, RecordEnvelope
 from holdfast.pipeline.sinks.kafka_writer import Writer
 
 if TYPE_CHECKING:
@@ -164,13 +164,13 @@ def test_nothing_is_seen_of_a_batch_that_failed_half_way(
     make: Any, rows: Any, batches: Any, bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, cut = make(), batches("kafka")
-    honest = sink.messages
+    honest = RecordEnvelope.messages
 
-    def dying(batch: Any) -> Iterator[Any]:
-        yield from list(honest(batch))[:2]
+    def dying(envelope: RecordEnvelope, batch: Any) -> Iterator[Any]:
+        yield from list(honest(envelope, batch))[:2]
         raise RuntimeError("the driver dies here")
 
-    monkeypatch.setattr(sink, "messages", dying)
+    monkeypatch.setattr(RecordEnvelope, "messages", dying)
     with pytest.raises(RuntimeError):
         cut.write(sink, cut.at(0, 5), rows(ids(*range(5))))
     monkeypatch.undo()

@@ -15,8 +15,9 @@ from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.sinks.base import SinkContext, SinkUnavailable
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
-from holdfast.pipeline.sinks.kafka_records import WRITER, Records
+from holdfast.pipeline.sinks.kafka_records import Records, Share
 from holdfast.pipeline.sinks.kafka_writer import Writer
+from holdfast.pipeline.sinks.lineage import digest_of_lineage
 
 from .test_kafka import committed
 
@@ -52,23 +53,27 @@ def make(bootstrap: str, context: SinkContext) -> Iterator[Make]:
         sink.close()
 
 
-def aside(directory: str) -> Records:
-    """What Spark's tasks set aside: rows of a batch, each with the writer that sends it."""
-    places = [{"topic": "orders", "partition": 0, "offset": at, "index": 0} for at in range(ROWS)]
-    batch = pa.record_batch(
-        {
-            LINEAGE: pa.array(places),
-            "key": pa.array([b"%d" % at for at in range(ROWS)]),
-            "value": pa.array([b"{}"] * ROWS),
-            "source": pa.array([b"orders:0@%d#0" % at for at in range(ROWS)]),
-            WRITER: pa.array([at % WRITERS for at in range(ROWS)], pa.int32()),
-        }
-    )
+def aside(directory: str, first: int = 0) -> Records:
+    """What Spark's tasks set aside: the rows of a batch, by the writer that sends them."""
     os.makedirs(directory)
-    path = os.path.join(directory, "rows.arrow")
-    with pa.ipc.new_file(path, batch.schema) as file:
-        file.write_batch(batch)
-    return Records(directory, (path,), ROWS, 0, WRITERS)
+    shares = []
+    for writer in range(WRITERS):
+        numbers = range(first + writer, first + ROWS, WRITERS)
+        places = [{"topic": "orders", "partition": 0, "offset": at, "index": 0} for at in numbers]
+        batch = pa.record_batch(
+            {
+                LINEAGE: pa.array(places),
+                "key": pa.array([b"%d" % at for at in numbers]),
+                "value": pa.array([b"{}"] * len(numbers)),
+                "source": pa.array([b"orders:0@%d#0" % at for at in numbers]),
+            }
+        )
+        digest = digest_of_lineage(batch.column(LINEAGE))
+        path = os.path.join(directory, f"rows-{writer}.arrow")
+        with pa.ipc.new_file(path, batch.schema) as file:
+            file.write_batch(batch)
+        shares.append(Share((path,), len(numbers), digest))
+    return Records(directory, tuple(shares))
 
 
 def fill(sink: KafkaSinkWriter, cut: Any, directory: str) -> Entry:

@@ -8,6 +8,7 @@ The topic is made to keep what it has: a dead letter waits for somebody to look.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,10 +18,11 @@ from holdfast.client.messages import away_from_home
 from holdfast.client.retries import without_history
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.model import DeadLetter, KafkaSink
-from holdfast.pipeline.row_digest import MASK
+from holdfast.pipeline.row_digest import DigestKey
 from holdfast.pipeline.sinks.base import Problem
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
-from holdfast.pipeline.sinks.kafka_records import Records, content_of
+from holdfast.pipeline.sinks.kafka_records import Digesting, content_of
+from holdfast.pipeline.sinks.kafka_sending import Envelope
 from holdfast.pipeline.sinks.kafka_writer import Message
 
 if TYPE_CHECKING:
@@ -63,7 +65,6 @@ class DeadLetterSink(KafkaSinkWriter):
     def records(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions
 
-        # The time of the batch stands for "now": a batch that is repeated writes the same.
         return rows.select(
             LINEAGE,
             functions.col("_key").alias("key"),
@@ -76,17 +77,56 @@ class DeadLetterSink(KafkaSinkWriter):
             functions.col("_error").alias("error"),
         )
 
-    def _digesting(self) -> None:
-        """What is sent is made here, and not by tasks."""
+    def envelope(self, batch_time_ms: int) -> LetterEnvelope:
+        return LetterEnvelope(self._pipeline, batch_time_ms, self.partitions)
 
-    def content(self, records: Records) -> int:
-        return (
-            sum(self._content(each) for at in range(records.writers) for each in records.of_writer(at)) & MASK
-        )
+    def _digesting(self, envelope: Envelope) -> Digesting | None:
+        return None if self.key is None else LetterDigesting(self.key, envelope)
 
-    def _content(self, batch: pa.RecordBatch) -> int:
-        assert self.key is not None
-        messages = list(self.messages(batch))
+
+@dataclass(frozen=True)
+class LetterEnvelope:
+    """Dead letters of a batch; its time stands for "now", so that a batch that is repeated writes the same."""
+
+    pipeline: str
+    batch_time_ms: int
+    partitions: int
+    """Of the topic."""
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        for row in batch.to_pylist():
+            place = row[LINEAGE]
+            reason = row["reason"]
+            failure = Failure(
+                topic=place["topic"],
+                partition=place["partition"],
+                offset=place["offset"],
+                timestamp_ms=row["timestamp_ms"],
+                group=self.pipeline,
+                error=_error_of(reason),
+                message=row["error"],
+                reason=reason,
+                attempts=1,
+                failed_ms=self.batch_time_ms,
+            )
+            own = tuple((header["key"], header["value"]) for header in row["headers"])
+            headers: list[tuple[str, str | bytes | None]] = [
+                *away_from_home(without_history(own)),
+                *failure_headers(failure),
+            ]
+            partition = place["partition"] if place["partition"] < self.partitions else -1
+            yield row["key"], row["value"], headers, partition
+
+
+@dataclass(frozen=True)
+class LetterDigesting:
+    """Of records that become dead letters: of what is sent for them."""
+
+    key: DigestKey
+    envelope: Envelope
+
+    def of(self, batch: pa.RecordBatch) -> int:
+        messages = list(self.envelope.messages(batch))
         headers = [
             [
                 {"key": name, "value": each.encode() if isinstance(each, str) else each}
@@ -102,27 +142,3 @@ class DeadLetterSink(KafkaSinkWriter):
             pa.array([message[1] for message in messages], pa.binary()),
             pa.array(headers, HEADERS),
         )
-
-    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
-        for row in batch.to_pylist():
-            place = row[LINEAGE]
-            reason = row["reason"]
-            failure = Failure(
-                topic=place["topic"],
-                partition=place["partition"],
-                offset=place["offset"],
-                timestamp_ms=row["timestamp_ms"],
-                group=self._pipeline,
-                error=_error_of(reason),
-                message=row["error"],
-                reason=reason,
-                attempts=1,
-                failed_ms=self.batch_time_ms,
-            )
-            own = tuple((header["key"], header["value"]) for header in row["headers"])
-            headers: list[tuple[str, str | bytes | None]] = [
-                *away_from_home(without_history(own)),
-                *failure_headers(failure),
-            ]
-            partition = place["partition"] if place["partition"] < self.partitions else -1
-            yield row["key"], row["value"], headers, partition

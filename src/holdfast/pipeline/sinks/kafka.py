@@ -1,24 +1,28 @@
 """The Kafka sink: rows and ledger in one transaction per writer.
 
-Records are computed and set aside when a batch is prepared (`kafka_records`), and sent when it is committed, by writers
-that live in the driver for the whole run: opening the sink takes every transactional id the ledger knows, which ends
-what an earlier copy left open and fences it, and only then is the ledger read. From there on this copy alone moves the
-ledger, until it is fenced itself.
+Records are computed and set aside when a batch is prepared (`kafka_records`), and sent when it is committed: few by
+writers that live in the driver, many by tasks, one for each writer (`kafka_sending`). Opening the sink takes every
+transactional id the ledger knows, which ends what an earlier copy left open and fences it, and only then is the ledger
+read. From there on this copy alone moves the ledger, until it is fenced itself. Tasks fence the driver's own writers:
+the driver takes over once more before its next batch.
 
 A tombstone stays one, unless the definition's `value` says itself what it becomes: its value is null, and its key is
 the one that the definition's `key` gives for the columns of the record's key, else the record's own.
 
 With several writers a batch is several transactions. A hash of its key, or of its lineage, gives each row to a writer:
-a batch that only some of its writers had committed is finished by the others, with the number of writers it began with.
+a batch that only some of its writers had committed is finished by the others, with the number of writers and the entry
+it began with, if the shares that are in are still made of the same records.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,8 +51,17 @@ from holdfast.pipeline.sinks.columns import (
     is_stored,
     stored_schema,
 )
-from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, Topic, standing_of
-from holdfast.pipeline.sinks.kafka_records import Digesting, Records, set_aside, sizes
+from holdfast.pipeline.sinks.kafka_ledger import (
+    Last,
+    LedgerRecord,
+    LedgerTopic,
+    Sent,
+    Standing,
+    Topic,
+    standing_of,
+)
+from holdfast.pipeline.sinks.kafka_records import Digesting, RecordDigesting, Records, Share, set_aside, sizes
+from holdfast.pipeline.sinks.kafka_sending import TASK_ROWS, Envelope, Holding, Sending, send_by_tasks
 from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
 
 if TYPE_CHECKING:
@@ -61,6 +74,8 @@ SOURCE_HEADER = "hf-source"
 BATCH_OVERHEAD_BYTES = 1024
 COLUMNS = {"key": "binary", "value": "binary", "headers": "array<struct<key:string,value:binary>>"}
 """What is in the digest of a record, beside its lineage."""
+TAKE_OVERS_MAX: Final = 3
+"""A take-over begins again when a task of an earlier run comes in between."""
 
 
 class PreparedRecords:
@@ -69,16 +84,35 @@ class PreparedRecords:
     def __init__(self, sink: KafkaSinkWriter, records: Records) -> None:
         self.rows = records.rows
         self.digest: int | None = records.digest
-        self.written = None if sink.key is None else Written(sink.content(records), COLUMNS)
+        self.written = None if sink.key is None else Written(records.content, COLUMNS)
         self._sink = sink
         self._records = records
 
-    def commit(self, entry: Entry) -> None:
-        self._sink.send(entry, self._records)
+    def commit(self, entry: Entry) -> Entry:
+        entry = self._sink.send(entry, self._records)
         self.discard()
+        return entry
 
     def discard(self) -> None:
         self._records.remove()
+
+
+@dataclass(frozen=True)
+class RecordEnvelope:
+    """Records of rows: the row's place and the definition's headers beside key and value."""
+
+    headers: tuple[str, ...]
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names[1:]}
+        keys, values, sources = columns["key"], columns["value"], columns["source"]
+        if not self.headers:
+            for key, value, source in zip(keys, values, sources, strict=True):
+                yield key, value, [(SOURCE_HEADER, source)], -1
+            return
+        extra = zip(*(columns[f"header_{at}"] for at in range(len(self.headers))), strict=True)
+        for key, value, source, headers in zip(keys, values, sources, extra, strict=True):
+            yield key, value, [(SOURCE_HEADER, source), *zip(self.headers, headers, strict=True)], -1
 
 
 class KafkaSinkWriter(Sink):
@@ -95,9 +129,18 @@ class KafkaSinkWriter(Sink):
         self._definition = definition
         self._pipeline = pipeline
         self._last_of_key = last_of_key
+        self._spark: SparkSession | None = None
         self._ledger: LedgerTopic | None = None
         self._settings: dict[str, Any] = {}
         self._writers: list[Writer] = []
+        self._lasts: list[Last] = []
+        """What the ledger says, partition by partition, since this copy alone moves it."""
+        self._holder = ""
+        """The name of the newest take-over."""
+        self._holders: set[str] = set()
+        """The names of all."""
+        self._claimed: set[int] = set()
+        """Partitions of the ledger that have had one of them: no other copy has been there since."""
         self._batch_bytes = BATCH_BYTES
         self._is_writing = False
         self._fenced: SinkFenced | None = None
@@ -110,8 +153,8 @@ class KafkaSinkWriter(Sink):
         self._holds: Topic | None = None
         """The topic as it was when it was opened."""
         self._scratch = ""
+        self._has_warned = False
         self.partitions = 0
-        self.batch_time_ms = 0
 
     # Definition
 
@@ -162,6 +205,7 @@ class KafkaSinkWriter(Sink):
         if spark is None:
             return
         self._is_writing = True
+        self._spark = spark
         shutil.rmtree(self._scratch, ignore_errors=True)  # of a run that was cut short
         self._take_over()
 
@@ -192,7 +236,8 @@ class KafkaSinkWriter(Sink):
             # Brokers refuse a batch as a whole: one made of small records must not be too large.
             self._batch_bytes = max(1024, min(BATCH_BYTES, int(limit) - BATCH_OVERHEAD_BYTES))
         self._needs_keys = "compact" in (self._opened.topic_setting(self.topic, "cleanup.policy") or "")
-        if self._needs_keys and self._last_of_key:
+        if self._needs_keys and self._last_of_key and not self._has_warned:
+            self._has_warned = True
             self._warn(f"sink {self.name!r}: the topic {self.topic!r} is compacted: {self._last_of_key}")
         topic_id = self._opened.topic_id(self.topic)
         self._holds = Topic(self.topic, topic_id) if topic_id else None
@@ -210,24 +255,65 @@ class KafkaSinkWriter(Sink):
 
     def _take_over(self) -> None:
         """Fence every writer there ever was, then read what they have committed."""
-        known = standing_of(
-            self._opened.read()
-        )  # a ledger of somebody else's is found before anybody is fenced
+        for attempt in range(TAKE_OVERS_MAX):
+            try:
+                self._take_ids()
+                return
+            except SinkFenced:
+                self.close()
+                if attempt == TAKE_OVERS_MAX - 1 or self._fenced is not None:
+                    raise
+
+    def _take_ids(self) -> None:
+        known = self._read()  # a ledger of somebody else's is found before anybody is fenced
         if self._is_writing:
             self._ensure_topic(known.topic)
         count = self._opened.ensure(self._definition.writers)
-        self._writers = [
-            Writer(
-                self.name,
-                f"hf-{self._pipeline}--{self.name}-{number}",
-                self._settings,
-                self._batch_bytes,
+        self._writers = [self._holding.writer(number) for number in range(count)]
+        self._side_by_side([writer.start for writer in self._writers])
+        standing = self._read()
+        self._holder = uuid.uuid4().hex
+        self._holders.add(self._holder)
+        self._claim(at for at, last in enumerate(self._lasts) if last.holder)
+        self._standing = standing
+
+    def _read(self) -> Standing:
+        """What the ledger says; `SinkFenced` where another copy has taken over since this one had."""
+        self._lasts = self._opened.read()
+        if any(self._lasts[at].holder not in self._holders for at in self._claimed):
+            self._fenced = SinkFenced(
+                f"sink {self.name!r}: another copy of the pipeline has taken over its ledger {self.ledger_topic!r}"
             )
-            for number in range(count)
-        ]
-        with ThreadPoolExecutor(max_workers=count) as pool:
-            list(pool.map(Writer.start, self._writers))
-        self._standing = standing_of(self._opened.read())
+            raise SinkFenced(str(self._fenced))
+        return standing_of([last.record for last in self._lasts])
+
+    @property
+    def _holding(self) -> Holding:
+        return Holding(self.name, self._pipeline, self.ledger_topic, self._settings, self._batch_bytes)
+
+    def _claim(self, partitions: Collection[int] | Iterator[int]) -> None:
+        """From here on tasks of this take-over, and of no other, may write there."""
+        wanted = [at for at in partitions if self._lasts[at].holder != self._holder]
+
+        def claim(at: int) -> None:
+            self._writers[at].note([self._holding.note(at, self._lasts[at].value, self._holder)])
+            self._lasts[at] = self._lasts[at]._replace(holder=self._holder)
+
+        self._side_by_side([lambda at=at: claim(at) for at in wanted])  # type: ignore[misc]
+        self._claimed.update(wanted)
+
+    @staticmethod
+    def _side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
+        """All of them are over when this returns, or raises: one that was fenced before any other failure."""
+        if len(calls) <= 1:
+            for call in calls:
+                call()
+            return
+        with ThreadPoolExecutor(max_workers=len(calls)) as pool:
+            futures = [pool.submit(call) for call in calls]
+        failures = [failure for future in futures if (failure := future.exception()) is not None]
+        for failure in sorted(failures, key=lambda each: not isinstance(each, SinkFenced)):
+            raise failure
 
     def _current(self) -> Standing:
         if self._fenced is not None:
@@ -237,7 +323,7 @@ class KafkaSinkWriter(Sink):
                 self._take_over()
                 assert self._standing is not None
             else:
-                self._standing = standing_of(self._opened.read())
+                self._standing = self._read()
         return self._standing
 
     def last_entry(self) -> Entry | None:
@@ -263,11 +349,13 @@ class KafkaSinkWriter(Sink):
                 return
             self._take_over()
         try:
-            self._writers[0].forget(self.ledger_topic, len(self._writers))
+            # Of all writers in one transaction: half of it would be a batch half done.
+            self._writers[0].note(self._holding.note(at, None, "") for at in range(len(self._writers)))
         except BaseException:
             self.close()
             raise
-        self._standing = Standing()
+        self._standing, self._lasts = Standing(), [Last()] * len(self._writers)
+        self._claimed.clear()
         if was_writing:
             self._ensure_topic(None)
         else:
@@ -286,37 +374,39 @@ class KafkaSinkWriter(Sink):
         writers = self._definition.writers
         if standing.unfinished is not None:
             writers = standing.unfinished.writers
+        if self._missing is not None:
+            raise SinkError(f"sink {self.name!r}: {self._missing}")
         directory = os.path.join(self._scratch, batch.label)
         if batch.is_empty:
-            return PreparedRecords(self, Records(directory, (), 0, 0, writers))
-        self.batch_time_ms = batch.batch_time_ms
-        records = set_aside(self.records(rows), directory, writers, self._digesting())
+            return PreparedRecords(self, Records(directory, (Share(),) * writers))
+        envelope = self.envelope(batch.batch_time_ms)
+        records = set_aside(self.records(rows), directory, writers, self._digesting(envelope))
         try:
-            self._reject_untaken(records)
+            self._reject_untaken(records, envelope)
             return PreparedRecords(self, records)
         except BaseException:
             records.remove()
             raise
 
-    def _digesting(self) -> Digesting | None:
+    def envelope(self, batch_time_ms: int) -> Envelope:
+        """What makes the records of a batch."""
+        return RecordEnvelope(tuple(self._definition.headers))
+
+    def _digesting(self, envelope: Envelope) -> Digesting | None:
         names = (SOURCE_HEADER, *self._definition.headers)
-        return None if self.key is None else Digesting(self.key, names)
+        return None if self.key is None else RecordDigesting(self.key, names)
 
-    def content(self, records: Records) -> int:
-        """The sum of the digests of these records."""
-        return records.content
-
-    def _reject_untaken(self, records: Records) -> None:
+    def _reject_untaken(self, records: Records, envelope: Envelope) -> None:
         """`RowsRejected` for records that the topic does not take. Compressed, a large one may fit, so it is tried."""
         size_max = records.largest if self._limit is None else self._limit - BATCH_OVERHEAD_BYTES
         keyless = records.keyless if self._needs_keys else 0
         if not self.rejects or (records.largest <= size_max and not keyless):
             return
         found = []
-        for batch in (each for writer in range(records.writers) for each in records.of_writer(writer)):
+        for batch in (each for share in records.shares for each in share.batches()):
             lacks_key = pc.and_(batch.column("key").is_null(), self._needs_keys)
             for at in pc.indices_nonzero(pc.or_(lacks_key, pc.greater(sizes(batch), size_max))).to_pylist():
-                (message,) = self.messages(batch.slice(at, 1))
+                (message,) = envelope.messages(batch.slice(at, 1))
                 why: str | None = f"the record has no key, and topic {self.topic!r} is compacted"
                 if not lacks_key[at].as_py():
                     why = self._writers[0].refusal(self.topic, message)
@@ -366,43 +456,22 @@ class KafkaSinkWriter(Sink):
             value = functions.when(functions.col(TOMBSTONE), functions.lit(None)).otherwise(value)
         return value.cast("binary")
 
-    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
-        """What is sent for these records."""
-        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names[1:]}
-        keys, values, sources = columns["key"], columns["value"], columns["source"]
-        names = list(self._definition.headers)
-        if not names:
-            for key, value, source in zip(keys, values, sources, strict=True):
-                yield key, value, [(SOURCE_HEADER, source)], -1
-            return
-        extra = zip(*(columns[f"header_{at}"] for at in range(len(names))), strict=True)
-        for key, value, source, headers in zip(keys, values, sources, extra, strict=True):
-            yield key, value, [(SOURCE_HEADER, source), *zip(names, headers, strict=True)], -1
-
-    def send(self, entry: Entry, records: Records) -> None:
-        """Every writer that does not have this batch yet commits its part of it."""
+    def send(self, entry: Entry, records: Records) -> Entry:
+        """Every writer that does not have this batch yet commits its part of it; the entry that they have then."""
         standing = self._current()
-        previous, done = standing.last, frozenset[int]()
+        record = LedgerRecord(entry, len(records.shares), standing.last, self._holds)
         if standing.unfinished is not None:
-            begun = standing.unfinished.entry
-            if (begun.range, begun.number) != (entry.range, entry.number):
-                raise SinkError(
-                    f"sink {self.name!r}: writers have part of the batch {begun.range}, so it has to be finished "
-                    f"first, and not {entry.range}"
-                )
-            if begun.fingerprint != entry.fingerprint:
-                raise SinkError(
-                    f"sink {self.name!r}: writers have part of the batch {begun.range}, made with another definition "
-                    "of the pipeline; finish it with that one, then change the definition"
-                )
-            done = standing.done
-        elif entry.number != (0 if previous is None else previous.number + 1):
+            self._refuse_other(standing, entry, records)
+            record = standing.unfinished
+        elif entry.number != (0 if standing.last is None else standing.last.number + 1):
             raise SinkFenced(f"sink {self.name!r}: entry {entry.number} does not follow the ledger")
-        self.batch_time_ms = entry.batch_time_ms
-        record = LedgerRecord(entry, records.writers, previous, self._holds).encode()
-        missing = [number for number in range(records.writers) if number not in done]
+        sendings = [
+            Sending(at, share, replace(record, sent=_sent(share)).encode(), self._lasts[at])
+            for at, share in enumerate(records.shares)
+            if at not in standing.done
+        ]
         try:
-            self._run(missing, records, record)
+            self._send(sendings, self.envelope(record.entry.batch_time_ms))
         except SinkFenced as fenced:
             self._fenced = fenced
             self.close()
@@ -411,22 +480,57 @@ class KafkaSinkWriter(Sink):
             # What is committed is not known here; the next look takes the ids again and reads the ledger.
             self.close()
             raise
-        self._standing = Standing(entry, topic=self._holds)
+        if self._standing is not None:
+            self._standing = Standing(record.entry, topic=record.topic)
+        return record.entry
 
-    def _run(self, writers: list[int], records: Records, record: bytes) -> None:
-        def write(number: int) -> int:
-            messages = (message for batch in records.of_writer(number) for message in self.messages(batch))
-            return self._writers[number].write(self.topic, messages, (self.ledger_topic, number, record))
-
-        if len(writers) <= 1:
-            for number in writers:
-                write(number)
+    def _send(self, sendings: Sequence[Sending], envelope: Envelope) -> None:
+        if self._spark is not None and sum(each.share.rows for each in sendings) > TASK_ROWS:
+            self._claim([each.number for each in sendings])
+            held = [replace(each, before=self._lasts[each.number]) for each in sendings]
+            send_by_tasks(self._spark, self._holding, self.topic, envelope, held)
+            self.close()  # the tasks have the ids now
             return
-        with ThreadPoolExecutor(max_workers=len(writers)) as pool:
-            futures = [pool.submit(write, number) for number in writers]
-        failures = [failure for future in futures if (failure := future.exception()) is not None]
-        for failure in sorted(failures, key=lambda each: not isinstance(each, SinkFenced)):
-            raise failure
+
+        def write(each: Sending) -> None:
+            messages = (message for batch in each.share.batches() for message in envelope.messages(batch))
+            note = self._holding.note(each.number, each.value, each.before.holder)
+            self._writers[each.number].write(self.topic, messages, note)
+            self._lasts[each.number] = each.before._replace(value=each.value)
+
+        self._side_by_side([lambda each=each: write(each) for each in sendings])  # type: ignore[misc]
+
+    def _refuse_other(self, standing: Standing, entry: Entry, records: Records) -> None:
+        """Whoever finishes a batch brings the very rows that it was begun with."""
+        assert standing.unfinished is not None
+        begun = standing.unfinished.entry
+        if (begun.range, begun.number) != (entry.range, entry.number):
+            raise SinkError(
+                f"sink {self.name!r}: writers have part of the batch {begun.range}, so it has to be finished "
+                f"first, and not {entry.range}"
+            )
+        if begun.fingerprint != entry.fingerprint:
+            raise SinkError(
+                f"sink {self.name!r}: writers have part of the batch {begun.range}, made with another definition "
+                "of the pipeline; finish it with that one, then change the definition"
+            )
+        others = [at for at, sent in standing.sent.items() if sent != _sent(records.shares[at])]
+        if others or (begun.rows, begun.digests) != (entry.rows, entry.digests):
+            raise SinkError(
+                f"sink {self.name!r}: writers have part of the batch {begun.range}, with {begun.rows} rows, and now "
+                f"it comes out otherwise, with {entry.rows}: what the writers lack would be lost or repeated. A step "
+                "gave something else for the same records: make it give the same, and run again"
+            )
+        before, now = begun.content, entry.content
+        if before is not None and now is not None and before.key == now.key and before.digest != now.digest:
+            self._warn(
+                f"sink {self.name!r}: a batch of which writers have part came out with other values: a step gives "
+                "something else each time. An audit will find rows of it altered"
+            )
+
+
+def _sent(share: Share) -> Sent:
+    return Sent(share.rows, f"{share.digest:016x}")
 
 
 def _with_keys_of_tombstones(rows: DataFrame) -> DataFrame:

@@ -3,7 +3,12 @@
 The last committed record of partition w says which batch writer w has; it was written in the transaction that wrote the
 rows. A record holds the entry, the number of writers the batch was made with, and the entry before it: when only some
 of its writers have a batch, the sink as a whole stands at the one before, and the batch is finished with its own number
-of writers. It also names the topic of the rows with its id: one that was deleted, or created again, lacks them.
+of writers. It also names the topic of the rows with its id: one that was deleted, or created again, lacks them; and it
+counts and digests the writer's own share of the batch, so that whoever finishes the batch can see that shares are still
+what they were.
+
+The header `hf-holder` of a record names the driver's take-over since which nobody else may write there
+(`kafka_sending`). A driver that lets no task write leaves it out.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -31,11 +36,23 @@ LOOK_BACK = 64
 """Offsets read from the end first; a transaction of a writer takes two. Compaction keeps the rest short."""
 
 
+HOLDER = "hf-holder"
+"""The header that names a take-over."""
+
+
 class Topic(NamedTuple):
     """One incarnation of a topic."""
 
     name: str
     id: str
+
+
+class Sent(NamedTuple):
+    """What one writer has of a batch."""
+
+    rows: int
+    digest: str
+    """Of the lineage of its rows, in hexadecimal."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +64,14 @@ class LedgerRecord:
     previous: Entry | None
     topic: Topic | None = None
     """That has the rows; nothing: an earlier holdfast wrote this, or the brokers give no ids."""
+    sent: Sent | None = None
+    """Nothing: an earlier holdfast wrote this."""
 
     def encode(self) -> bytes:
         return to_text(
             {
                 **({} if self.topic is None else {"topic": list(self.topic)}),
+                **({} if self.sent is None else {"sent": list(self.sent)}),
                 "entry": self.entry.as_json(),
                 "writers": self.writers,
                 "previous": None if self.previous is None else self.previous.as_json(),
@@ -68,7 +88,17 @@ class LedgerRecord:
             int(document["writers"]),
             None if previous is None else Entry.from_json(previous),
             Topic(*document["topic"]) if "topic" in document else None,
+            Sent(*document["sent"]) if "sent" in document else None,
         )
+
+
+class Last(NamedTuple):
+    """The last committed record of a partition of the ledger."""
+
+    value: bytes | None = None
+    record: LedgerRecord | None = None
+    holder: str = ""
+    """Empty: no task may write there."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +113,8 @@ class Standing:
     """Those that have it."""
     topic: Topic | None = None
     """That has the rows."""
+    sent: Mapping[int, Sent] = field(default_factory=dict)
+    """By writer that has the unfinished batch, its share of it."""
 
 
 def standing_of(records: Sequence[LedgerRecord | None]) -> Standing:
@@ -97,7 +129,8 @@ def standing_of(records: Sequence[LedgerRecord | None]) -> Standing:
     )
     if done >= set(range(newest.writers)):
         return Standing(newest.entry, topic=newest.topic)
-    return Standing(newest.previous, newest, done, newest.topic)
+    sent = {at: record.sent for at, record in enumerate(records) if record and at in done and record.sent}
+    return Standing(newest.previous, newest, done, newest.topic, sent)
 
 
 class LedgerTopic:
@@ -181,13 +214,17 @@ class LedgerTopic:
         found = self._ask(future.result).get(name)
         return None if found is None else found.value
 
-    def read(self) -> list[LedgerRecord | None]:
+    def read(self) -> list[Last]:
         """The last committed record of every partition; none when there is no ledger."""
         count = self.partitions(self.name)
         if count == 0:
             return []
         with closing(self._consumer()) as consumer:
-            return [self._checked(self._last(consumer, partition)) for partition in range(count)]
+            return [self._last(consumer, partition) for partition in range(count)]
+
+    def read_one(self, partition: int) -> Last:
+        with closing(self._consumer()) as consumer:
+            return self._last(consumer, partition)
 
     def has_records(self, topic: str) -> bool:
         """Whether a partition of the topic has any."""
@@ -217,30 +254,30 @@ class LedgerTopic:
             logger=LOGGER,
         )
 
-    def _last(self, consumer: Consumer, partition: int) -> LedgerRecord | None:
+    def _last(self, consumer: Consumer, partition: int) -> Last:
         low, high = self._watermarks(consumer, self.name, partition)
         back = LOOK_BACK
         while high > low:
             start = max(low, high - back)
-            value, found = self._last_from(consumer, partition, start)
+            found = self._last_from(consumer, partition, start)
             try:
-                if found:
-                    return None if value is None else LedgerRecord.decode(value)
+                if found is not None:
+                    value, holder = found
+                    return Last(value, None if value is None else self._decoded(value), holder)
             except (ValueError, KeyError) as error:
                 raise SinkError(
                     f"sink {self._sink!r}: the last record of {self.name}-{partition} is no entry of a ledger: "
                     f"somebody else wrote to the topic ({type(error).__name__}: {error})"
                 ) from error
             if start == low:
-                return None
+                return Last()
             back *= 8
-        return None
+        return Last()
 
-    def _last_from(self, consumer: Consumer, partition: int, start: int) -> tuple[bytes | None, bool]:
-        """The last record from `start` to the end of what is committed."""
+    def _last_from(self, consumer: Consumer, partition: int, start: int) -> tuple[bytes | None, str] | None:
+        """Value and holder of the last record from `start` to the end of what is committed."""
         consumer.assign([TopicPartition(self.name, partition, start)])
-        value: bytes | None = None
-        found = False
+        found: tuple[bytes | None, str] | None = None
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
             message = consumer.poll(0.5)
@@ -248,17 +285,19 @@ class LedgerTopic:
                 continue
             error = message.error()
             if error is None:
-                value, found = message.value(), True
+                headers: Any = message.headers() or ()
+                found = message.value(), dict(headers).get(HOLDER, b"").decode()
             elif error.code() == KafkaError._PARTITION_EOF:
-                return value, found
+                return found
             elif not error.retriable() and error.code() != KafkaError._TRANSPORT:
                 raise SinkError(f"sink {self._sink!r}: reading {self.name}: {error.str()}")
         raise SinkUnavailable(
             f"sink {self._sink!r}: the ledger {self.name} could not be read within {self._seconds:.0f} s"
         )
 
-    def _checked(self, record: LedgerRecord | None) -> LedgerRecord | None:
-        if record is not None and (record.entry.pipeline, record.entry.sink) != (self._pipeline, self._sink):
+    def _decoded(self, value: bytes) -> LedgerRecord:
+        record = LedgerRecord.decode(value)
+        if (record.entry.pipeline, record.entry.sink) != (self._pipeline, self._sink):
             raise SinkError(
                 f"sink {self._sink!r}: the ledger {self.name} belongs to the sink {record.entry.sink!r} of the "
                 f"pipeline {record.entry.pipeline!r}; rename one of the two"

@@ -1,8 +1,8 @@
 """Records on their way to Kafka: made by Spark's tasks, kept aside in Arrow files, read back in source order.
 
 Keys, values and headers are computed once, in parallel, when a batch is prepared, and stand in files of the pipeline's
-home until it is committed; a writer maps them into memory. So a batch is never computed inside a transaction, and what
-is sent is what was counted.
+home until it is committed: a file of each task for each writer, which maps its own into memory. So a batch is never
+computed inside a transaction, and what is sent is what was counted.
 
 Order: by topic, partition, offset and fan-out index of the source. Files mostly hold long ascending runs of one
 partition; runs that do not overlap are put in order as slices, without touching a row. Otherwise rows are sorted.
@@ -14,8 +14,8 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,13 @@ from holdfast.pipeline.sinks.lineage import digest_of_lineage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REPORT = "path string, rows long, digest string, largest long, keyless long, content string"
+REPORT = "path string, writer int, rows long, digest string, largest long, keyless long, content string"
+REPORTED = pa.schema(
+    [
+        ("path", pa.string()), ("writer", pa.int32()), ("rows", pa.int64()), ("digest", pa.string()),
+        ("largest", pa.int64()), ("keyless", pa.int64()), ("content", pa.string()),
+    ]
+)  # fmt: skip
 WRITER = "_hf_writer"
 SLICE_ROWS = 8192
 """Rows turned into Python objects at a time."""
@@ -41,14 +47,35 @@ RUNS_MAX = 20_000
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one writer sends of a batch, aside."""
+
+    paths: tuple[str, ...] = ()
+    rows: int = 0
+    digest: int = 0
+    """Of the lineage of its rows."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The records in source order, a slice at a time."""
+        try:
+            tables = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self.paths]
+        except FileNotFoundError as error:
+            raise SinkUnavailable(f"records that were set aside for sending are gone: {error}") from error
+        if sum(table.num_rows for table in tables) != self.rows:
+            raise SinkUnavailable(
+                f"records that were set aside are no longer the {self.rows} that were counted"
+            )
+        if tables:
+            yield from in_source_order(pa.concat_tables(tables))
+
+
+@dataclass(frozen=True)
 class Records:
     """The records of one batch, aside."""
 
     directory: str
-    paths: tuple[str, ...]
-    rows: int
-    digest: int
-    writers: int
+    shares: tuple[Share, ...]
+    """By the number of the writer."""
     largest: int = 0
     """Bytes of key, value and headers, of the record that has most."""
     keyless: int = 0
@@ -56,28 +83,28 @@ class Records:
     content: int = 0
     """The sum of the digests of the records, where a key was given."""
 
+    @property
+    def rows(self) -> int:
+        return sum(share.rows for share in self.shares)
+
+    @property
+    def digest(self) -> int:
+        return sum(share.digest for share in self.shares) & MASK
+
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def of_writer(self, writer: int) -> Iterator[pa.RecordBatch]:
-        """This writer's records in source order, a slice at a time."""
-        try:
-            tables = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self.paths]
-        except FileNotFoundError as error:
-            raise SinkUnavailable(
-                f"records that were set aside for sending are gone from {self.directory}"
-            ) from error
-        if not tables:
-            return
-        table = pa.concat_tables(tables)
-        if self.writers > 1:
-            table = table.filter(pc.equal(table.column(WRITER), writer))
-        yield from in_source_order(table)
+
+class Digesting(Protocol):
+    """How tasks take the digests of records."""
+
+    def of(self, batch: pa.RecordBatch) -> int:
+        """Their sum."""
 
 
 @dataclass(frozen=True)
-class Digesting:
-    """How tasks take the digests of records."""
+class RecordDigesting:
+    """Of rows that become records."""
 
     key: DigestKey
     headers: tuple[str, ...]
@@ -127,13 +154,18 @@ def set_aside(rows: DataFrame, directory: str, writers: int, digesting: Digestin
     found = rows.mapInArrow(task, REPORT).collect()
     return Records(
         directory,
-        tuple(sorted(row["path"] for row in found)),
-        sum(row["rows"] for row in found),
-        sum(int(row["digest"]) for row in found) & MASK,
-        writers,
+        tuple(_share([row for row in found if row["writer"] == writer]) for writer in range(writers)),
         max((row["largest"] for row in found), default=0),
         sum(row["keyless"] for row in found),
         sum(int(row["content"]) for row in found) & CONTENT_MASK,
+    )
+
+
+def _share(found: list[Any]) -> Share:
+    return Share(
+        tuple(sorted(row["path"] for row in found)),
+        sum(row["rows"] for row in found),
+        sum(int(row["digest"]) for row in found) & MASK,
     )
 
 
@@ -146,30 +178,66 @@ def sizes(batch: pa.RecordBatch) -> pa.Array:
     return total
 
 
+@dataclass
+class _File:
+    """What one task writes for one writer, and what it counts of it."""
+
+    path: str
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("rows", "digest", "largest", "keyless", "content"), 0)
+    )
+    _writer: pa.ipc.RecordBatchFileWriter | None = None
+
+    def write(self, batch: pa.RecordBatch, digesting: Digesting | None) -> None:
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(self.path, batch.schema)
+        self._writer.write_batch(batch)
+        lineage = batch.column(batch.schema.get_field_index(LINEAGE))
+        self.counts["rows"] += batch.num_rows
+        self.counts["digest"] += digest_of_lineage(lineage)
+        self.counts["largest"] = max(self.counts["largest"], pc.max(sizes(batch)).as_py())
+        self.counts["keyless"] += batch.column("key").null_count
+        self.counts["content"] += 0 if digesting is None else digesting.of(batch)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def report(self, writer: int) -> dict[str, Any]:
+        sums = {"digest": str(self.counts["digest"] & MASK), "content": str(self.counts["content"])}
+        return {"path": self.path, "writer": writer, **self.counts, **sums}
+
+
 def _write_task(
     batches: Iterable[pa.RecordBatch], directory: str, digesting: Digesting | None = None
 ) -> Iterator[pa.RecordBatch]:
-    path = os.path.join(directory, f"{uuid.uuid4().hex}.arrow")
-    writer = None
-    rows, digest, largest, keyless, content = 0, 0, 0, 0, 0
+    name = uuid.uuid4().hex
+    files: dict[int, _File] = {}
     try:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            largest = max(largest, pc.max(sizes(batch)).as_py())
-            keyless += batch.column("key").null_count
-            if writer is None:
-                writer = pa.ipc.new_file(path, batch.schema)
-            writer.write_batch(batch)
-            rows += batch.num_rows
-            digest += digest_of_lineage(batch.column(batch.schema.get_field_index(LINEAGE)))
-            content += 0 if digesting is None else digesting.of(batch)
+        for given in batches:
+            for writer, batch in _by_writer(given):
+                if writer not in files:
+                    files[writer] = _File(os.path.join(directory, f"{name}-{writer}.arrow"))
+                files[writer].write(batch, digesting)
     finally:
-        if writer is not None:
-            writer.close()
-    if writer is not None:
-        counted = {"rows": rows, "digest": str(digest & MASK), "largest": largest, "keyless": keyless}
-        yield pa.RecordBatch.from_pylist([{"path": path, **counted, "content": str(content)}])
+        for file in files.values():
+            file.close()
+    reports = [file.report(writer) for writer, file in files.items()]
+    if reports:
+        yield pa.RecordBatch.from_pylist(reports, REPORTED)
+
+
+def _by_writer(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each writer, without the column that tells."""
+    if batch.num_rows == 0:
+        return
+    if WRITER not in batch.schema.names:
+        yield 0, batch
+        return
+    writers = batch.column(WRITER)
+    batch = batch.drop_columns([WRITER])
+    for writer in sorted(pc.unique(writers).to_pylist()):
+        yield writer, batch.filter(pc.equal(writers, writer))
 
 
 def in_source_order(table: pa.Table) -> Iterator[pa.RecordBatch]:

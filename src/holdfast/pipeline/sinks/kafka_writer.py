@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -55,6 +55,15 @@ Message = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]]
 """Key, value, headers, and a partition or -1."""
 
 
+class Note(NamedTuple):
+    """A record for one partition of a ledger."""
+
+    topic: str
+    partition: int
+    value: bytes | None
+    headers: list[tuple[str, str | bytes | None]] | None = None
+
+
 LOGGER = logging.getLogger("holdfast.pipeline.kafka")
 """Where the clients complain; what matters comes back as an error."""
 LOGGER.addHandler(logging.NullHandler())
@@ -82,13 +91,21 @@ class Writer:
         except KafkaException as error:
             raise self._explained(error, "could not begin") from error
 
-    def write(self, topic: str, messages: Iterable[Message], ledger: tuple[str, int, bytes]) -> int:
+    def write(self, topic: str, messages: Iterable[Message], note: Note) -> int:
         """One transaction: these messages in order, and the ledger record; returns how many."""
         with self._transaction("could not send"):
             count = self._produce(topic, messages)
-            ledger_topic, partition, record = ledger
-            self._send(ledger_topic, (str(partition).encode(), record, None, partition))
+            self._note(note)
         return count
+
+    def note(self, notes: Iterable[Note]) -> None:
+        """One transaction of records for the ledger alone."""
+        with self._transaction("could not write to the ledger"):
+            for note in notes:
+                self._note(note)
+
+    def _note(self, note: Note) -> None:
+        self._send(note.topic, (str(note.partition).encode(), note.value, note.headers, note.partition))
 
     @contextlib.contextmanager
     def _transaction(self, what: str) -> Iterator[None]:
@@ -119,12 +136,6 @@ class Writer:
         self._abort()
         refused, self._refused = self._refused, None
         return refused
-
-    def forget(self, ledger_topic: str, partitions: int) -> None:
-        """A ledger that says nothing, of all writers in one transaction: half of it would be a batch half done."""
-        with self._transaction("could not forget the ledger"):
-            for partition in range(partitions):
-                self._send(ledger_topic, (str(partition).encode(), None, None, partition))
 
     def close(self) -> None:
         """Let go; a transaction that is open is ended by the next holder of the id, or by time."""
