@@ -26,6 +26,7 @@ from bench.measures.reader import Reader
 from bench.measures.recovery import Recovery
 from bench.measures.spark_latency import SparkLatency
 from bench.measures.spark_pipeline import SparkBatches, SparkPipeline, SparkPostgres, SparkSlope
+from bench.measures.spark_serial import SparkSerial
 from bench.measures.spark_source import SparkFirstQuery, SparkSource
 from bench.measures.spark_state import SparkResume, SparkState, SparkWindows
 from bench.measures.startup import Startup
@@ -62,6 +63,7 @@ ALL: Final[tuple[Measure, ...]] = (
     SparkBatches(),
     SparkPostgres(),
     SparkSlope(),
+    SparkSerial(),
     SparkLatency(),
     SparkWindows(),
     SparkState(),

@@ -235,7 +235,7 @@ class Stand:
         sparks.fill(self.broker, name, records, partitions=partitions)
         return name
 
-    def _fresh(self) -> Path:
+    def fresh(self) -> Path:
         self._runs += 1
         for stale in self._bench.work_dir.glob("run-*"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -243,7 +243,7 @@ class Stand:
 
     # -- ours
 
-    def _pipeline(self, topic: str, home: Path, batch_records: int = BATCH_RECORDS) -> Pipeline:
+    def pipeline(self, topic: str, home: Path, batch_records: int = BATCH_RECORDS) -> Pipeline:
         from holdfast.pipeline import Pipeline
 
         value = {"format": "json", "fields": FIELDS}
@@ -254,7 +254,7 @@ class Stand:
             .dead_letter(f"{topic}-dlt")
         )
 
-    def _run(self, pipeline: Pipeline) -> tuple[Summary, list[BatchDone]]:
+    def run(self, pipeline: Pipeline) -> tuple[Summary, list[BatchDone]]:
         from holdfast.pipeline.engine.progress import BatchDone, Event
         from holdfast.pipeline.engine.running import run_pipeline
 
@@ -275,23 +275,23 @@ class Stand:
         return summary, batches
 
     def ours_parquet(self, topic: str) -> float:
-        home = self._fresh()
-        return timed(lambda: self._run(self._pipeline(topic, home).write("parquet", path=str(home / "out"))))
+        home = self.fresh()
+        return timed(lambda: self.run(self.pipeline(topic, home).write("parquet", path=str(home / "out"))))
 
     def ours_kafka(self, topic: str) -> float:
-        home = self._fresh()
+        home = self.fresh()
         with self._bench.topic(self.broker, "out", "page cache", PARTITIONS) as out:
-            return timed(lambda: self._run(self._pipeline(topic, home).write("kafka", topic=out)))
+            return timed(lambda: self.run(self.pipeline(topic, home).write("kafka", topic=out)))
 
     def ours_postgres(self, topic: str, url: str) -> float:
-        home = self._fresh()
+        home = self.fresh()
         sink = {"url": url, "table": "orders", "mode": "upsert", "key": ["id"]}
-        return timed(lambda: self._run(self._pipeline(topic, home).write("postgres", **sink)))
+        return timed(lambda: self.run(self.pipeline(topic, home).write("postgres", **sink)))
 
     def ours_batches(self, topic: str, records: int) -> list[float]:
-        home = self._fresh()
-        pipeline = self._pipeline(topic, home, records).write("parquet", path=str(home / "out"))
-        return [float(batch.duration_ms) for batch in self._run(pipeline)[1]]
+        home = self.fresh()
+        pipeline = self.pipeline(topic, home, records).write("parquet", path=str(home / "out"))
+        return [float(batch.duration_ms) for batch in self.run(pipeline)[1]]
 
     # -- plain Spark
 
@@ -304,7 +304,7 @@ class Stand:
         )
 
     def plain_parquet(self, topic: str) -> float:
-        home = self._fresh()
+        home = self.fresh()
 
         def write(frame: DataFrame, _batch: int) -> None:
             frame.write.mode("append").parquet(str(home / "out"))
@@ -313,7 +313,7 @@ class Stand:
         return timed(lambda: _finish(query.option("checkpointLocation", str(home / "checkpoint"))))
 
     def plain_kafka(self, topic: str) -> float:
-        home = self._fresh()
+        home = self.fresh()
         with self._bench.topic(self.broker, "out", "page cache", PARTITIONS) as out:
             rows = self._plain(topic, maxOffsetsPerTrigger=str(BATCH_RECORDS)).selectExpr(
                 "to_json(struct(*)) AS value"
@@ -324,7 +324,7 @@ class Stand:
             return timed(lambda: _finish(query.option("checkpointLocation", str(home / "checkpoint"))))
 
     def plain_batches(self, topic: str, records: int) -> list[float]:
-        home = self._fresh()
+        home = self.fresh()
         ended: list[float] = [time.perf_counter()]
 
         def write(frame: DataFrame, _batch: int) -> None:

@@ -139,18 +139,18 @@ class StateStand(Stand):
         )
 
     def windows(self, topic: str) -> float:
-        home = self._fresh()
+        home = self.fresh()
         pipeline = (
             self.start(topic, home)
             .window({"n": "count(*)"}, size="1m", key=["k"], name="totals")
             .write("parquet", path=str(home / "out"), rows="totals")
         )
-        return timed(lambda: self._run(pipeline))
+        return timed(lambda: self.run(pipeline))
 
     def dedupe(self, topic: str) -> float:
-        home = self._fresh()
+        home = self.fresh()
         pipeline = self.start(topic, home).dedupe("k", within=DEDUPE_WITHIN, name="once")
-        return timed(lambda: self._run(pipeline.write("parquet", path=str(home / "out"))))
+        return timed(lambda: self.run(pipeline.write("parquet", path=str(home / "out"))))
 
     def watched(self, pipeline: Pipeline, watch: StateWatch) -> None:
         """Run it, and look at its state after every batch."""
@@ -187,7 +187,7 @@ class StateStand(Stand):
         return frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
 
     def _spark_run(self, rows: DataFrame) -> float:
-        home = self._fresh()
+        home = self.fresh()
         query = (
             rows.writeStream.format("parquet")
             .outputMode("append")
@@ -275,7 +275,7 @@ class SparkState(Measure):
 
 
 def _touched(stand: StateStand, keys: int) -> Metrics:
-    home = stand._fresh()
+    home = stand.fresh()
     state = home / "home" / "state"
     touched = max(1, keys // 100)
 
@@ -300,7 +300,7 @@ def _touched(stand: StateStand, keys: int) -> Metrics:
 
 def _grown(stand: StateStand, keys: int) -> Metrics:
     """The last payload of every key, in a window that does not close: each batch brings new keys only."""
-    home = stand._fresh()
+    home = stand.fresh()
     topic = stand.filled("grown", keys, lambda number: number, 1e-6, wide="value")
     pipeline = (
         stand.start(topic, home, max(1, keys // GROWN_BATCHES), fields={**FIELDS, "v": "string"})

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from holdfast.pipeline import session
 from holdfast.pipeline.cluster.packaging import Package
 from holdfast.pipeline.session import (
+    SHUFFLE,
     SettingFixed,
+    fit_to_cluster,
+    local_cores,
     session_settings,
     shipped_package,
     shipping,
@@ -103,3 +109,30 @@ def test_a_definition_names_more_to_ship_and_long_work_is_told(
     assert told[3] == "packing the Python parts for the cluster: 30 of 100 MB"
     assert told[-1].startswith("Python parts for the cluster: 2 MB in ")
     assert len(told) == 12
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"),
+    [
+        ("local[4]", 4),
+        ("local", 1),
+        ("local[3,2]", 3),
+        ("local-cluster[2,4,1024]", 8),
+        ("local[*]", os.cpu_count()),
+    ],
+)
+def test_shuffles_on_this_machine_follow_the_tasks_that_run_at_a_time(master: str, cores: int) -> None:
+    assert local_cores(master) == cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "now"), [(640, {}, "640"), (8, {}, "200"), (640, {SHUFFLE: "200"}, "200")]
+)
+def test_shuffles_on_a_large_cluster_follow_its_cores(cores: int, settings: dict[str, str], now: str) -> None:
+    conf = {SHUFFLE: "200"}
+    spark: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(defaultParallelism=cores),
+        conf=SimpleNamespace(get=conf.get, set=conf.__setitem__),
+    )
+    fit_to_cluster(spark, settings)
+    assert conf[SHUFFLE] == now

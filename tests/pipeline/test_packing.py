@@ -62,3 +62,9 @@ def test_one_large_partition_is_cut_for_all_cores() -> None:
 def test_more_tasks_than_cores_where_they_are_asked_for() -> None:
     batch = BatchRange({Place("orders", TOPIC, 0): Span(0, 100)})
     assert len(pack(batch, cores=2, at_least=7)) == 7
+
+
+def test_where_cores_are_not_known_a_task_has_no_more_than_it_is_worth() -> None:
+    batch = BatchRange({Place("orders", TOPIC, number): Span(0, 100_000) for number in range(3)})
+    tasks = pack(batch, None, worth=40_000)
+    assert [sum(piece.end - piece.start for piece in task) for task in tasks] == [37_500] * 8

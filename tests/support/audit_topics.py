@@ -33,6 +33,7 @@ from holdfast.pipeline.ledger import Entry, Intake, Routes
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sinks.dead_letter import CANNOT_PARSE, NAME, PARSE, RULE_BROKEN
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord
+from holdfast.pipeline.sinks.kafka_ledger import Sent as Share
 from holdfast.wire.batch import Record, build_batch
 
 SOURCE_HEADER: Final = "hf-source"
@@ -162,11 +163,16 @@ class TopicBuilder:
         return f"hf-ledger-{self.pipeline}--{self.name}"
 
     def commit(
-        self, entry: Entry, sent: Sequence[Sent] = (), *, writers_done: Sequence[int] | None = None
+        self,
+        entry: Entry,
+        sent: Sequence[Sent] = (),
+        *,
+        writers_done: Sequence[int] | None = None,
+        share: Share | None = None,
     ) -> None:
         """One batch; with several writers each record goes to one of them, and only those of `writers_done` commit."""
         self.make()
-        ledger = LedgerRecord(entry, self.writers, self.last).encode()
+        ledger = LedgerRecord(entry, self.writers, self.last, sent=share).encode()
         done = range(self.writers) if writers_done is None else writers_done
         for writer in done:
             own = [each for at, each in enumerate(sent) if at % self.writers == writer]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,9 +44,9 @@ DEFAULTS = {
 LOCAL_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
     "spark.python.daemon.module": "holdfast.pipeline.worker_daemon",
 }
+SHUFFLE = "spark.sql.shuffle.partitions"
 TRUSTED_ARROW = "-Darrow.enable_unsafe_memory_access=true"
 """Arrow for Java compares each access with its buffer's bounds: a seventh of what a record costs on its way from a
 worker to a row. Arrays reach the JVM from our decoders, whose bounds are proven as they are made, and from Python
@@ -244,7 +245,7 @@ def session_settings(
 ) -> dict[str, str]:
     """Every setting of the session; those of the definition win over defaults, and cannot change what is fixed."""
     refuse_fixed(settings)
-    local = LOCAL_DEFAULTS if master.startswith("local") else {}
+    local = {**LOCAL_DEFAULTS, SHUFFLE: str(local_cores(master))} if master.startswith("local") else {}
     ours = {
         **DEFAULTS,
         **local,
@@ -254,6 +255,22 @@ def session_settings(
     }
     ours["spark.driver.extraJavaOptions"] = java_options(home, master, settings, sharing)
     return ours
+
+
+def local_cores(master: str) -> int:
+    """How many tasks run at a time on this machine: `local[4]`, `local[*]`, `local`, `local-cluster[2,4,1024]`."""
+    given = re.findall(r"\d+", master)
+    if master.startswith("local-cluster"):
+        return int(given[0]) * int(given[1])
+    return int(given[0]) if given else (os.cpu_count() or 2) if "*" in master else 1
+
+
+def fit_to_cluster(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Shuffles have as many partitions as the cluster's executors, which are there by now, have cores, where that is
+    more than Spark's own 200. Small partitions are joined by adaptive execution."""
+    cores = spark.sparkContext.defaultParallelism
+    if SHUFFLE not in settings and cores > int(spark.conf.get(SHUFFLE) or 0):
+        spark.conf.set(SHUFFLE, str(cores))
 
 
 def java_options(home: str, master: str, settings: Mapping[str, str], sharing: Sequence[str] = ()) -> str:

@@ -13,7 +13,6 @@ process of the driver's and read in the workers, straight from Kafka's record ba
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,8 @@ class PieceReader:
 
 
 def pieces(batch: BatchRange, options: SourceOptions) -> list[_Piece]:
-    tasks = pack(batch, os.cpu_count() or 2, at_least=options.min_partitions)
+    """By what there is to read: Spark plans a source in a process that knows neither session nor cluster."""
+    tasks = pack(batch, None, at_least=options.min_partitions, worth=options.max_records)
     return [_Piece(task, options.settings, options.isolation) for task in tasks]
 
 

@@ -16,6 +16,8 @@ from holdfast.errors import UsageError
 from holdfast.reader import TopicPartition
 
 MAX_OFFSETS = 2_000_000
+MAX_RECORDS = 100_000
+"""Of a task: a tenth of a second's work or more, many times what starting it costs."""
 IGNORED = frozenset(
     {"path", "includeheaders", "fetchoffset.numretries", "fetchoffset.retryintervalms", "groupidprefix"}
 )
@@ -48,6 +50,8 @@ class SourceOptions:
     ending: Edge = "latest"
     max_offsets: int = MAX_OFFSETS
     min_partitions: int = 1
+    max_records: int = MAX_RECORDS
+    """Of a partition of Spark's."""
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     assigned: frozenset[TopicPartition] = field(default_factory=frozenset)
     """The only partitions to read; empty: all of them."""
@@ -85,13 +89,14 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         ending=_edge(known, "endingOffsets", "endingTimestamp", "latest"),
         max_offsets=_count(known, "maxOffsetsPerTrigger", MAX_OFFSETS),
         min_partitions=_count(known, "minPartitions", 1),
+        max_records=_count(known, "maxRecordsPerPartition", MAX_RECORDS),
         isolation="read_uncommitted" if isolation == "read_uncommitted" else "read_committed",
     )
 
 
 NAMES = (
     "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "endingOffsets",
-    "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss",
+    "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition", "failOnDataLoss",
 )  # fmt: skip
 
 

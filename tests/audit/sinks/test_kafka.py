@@ -25,6 +25,7 @@ from holdfast.audit.sinks.base import SinkUnreadable
 from holdfast.audit.sinks.kafka import KafkaReader
 from holdfast.audit.sinks.opening import open_sink
 from holdfast.pipeline.definition.model import KafkaSink, Window
+from holdfast.pipeline.sinks.kafka_ledger import Sent as Share
 from holdfast.wire.batch import Record, build_batch
 
 if TYPE_CHECKING:
@@ -295,6 +296,27 @@ def test_writers_that_disagree_are_told(shop: Shop, cluster: FakeCluster) -> Non
     )
     [finding] = shop.found(reader_of(shop, cluster.bootstrap_servers))
     assert "another entry 1" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("rows", "chain", "says"),
+    [
+        (6, "k:a", None),
+        (5, "k:a", "have 9 rows of the entry 1, which has 10"),
+        (6, "k:b", "shares of different batches"),
+    ],
+)
+def test_the_shares_of_a_batch_are_added_up(
+    shop: Shop, cluster: FakeCluster, rows: int, chain: str, says: str | None
+) -> None:
+    builder = builder_of(cluster, writers=2)
+    builder.commit(shop.opening())
+    entry = replace(shop.entry(0), chain="k:a")
+    assert entry.rows == 10
+    builder.commit(entry, records(0), writers_done=[0], share=Share(4, "0"))
+    builder.commit(replace(entry, chain=chain), records(0), writers_done=[1], share=Share(rows, "0"))
+    details = [finding.detail for finding in shop.found(reader_of(shop, cluster.bootstrap_servers))]
+    assert [says in detail for detail in details] == [True] if says else details == []
 
 
 def test_keys_and_values_come_beside_the_lineage(shop: Shop, cluster: FakeCluster) -> None:

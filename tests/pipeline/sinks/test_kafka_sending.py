@@ -22,7 +22,7 @@ from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from .test_kafka import committed
 from .test_kafka_reset import ROWS, WRITERS, aside
 
-pytestmark = pytest.mark.holdfast(mode="thread")
+pytestmark = [pytest.mark.check, pytest.mark.holdfast(mode="thread")]
 
 
 @dataclass

@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +58,16 @@ from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
 from holdfast.reader.errors import TopicMissing
 
 
+class Sent(NamedTuple):
+    """One writer's share of a batch."""
+
+    rows: int
+    writers: int
+    """That have one."""
+    chain: str
+    """Of the entry that the writer has it under."""
+
+
 @dataclass
 class Writer:
     """What one partition of the ledger still says, since the last reset."""
@@ -67,6 +77,8 @@ class Writer:
     writers: int = 1
     """Of its last batch."""
     previous: Entry | None = None
+    sent: dict[int, Sent] = field(default_factory=dict)
+    """By the number of an entry, what this writer says that it has of it."""
 
 
 @dataclass
@@ -90,6 +102,7 @@ class TopicLedger:
             before = document["previous"]
             previous = None if before is None else read_entry(before, self.pipeline, self.sink)
             count = int(document["writers"])
+            sent = Sent(int(document["sent"][0]), count, entry.chain) if "sent" in document else None
         except (ValueError, KeyError, TypeError) as error:
             self.troubles.append(f"partition {partition}, offset {offset}: {error}")
             return
@@ -97,6 +110,8 @@ class TopicLedger:
             writer.entries[previous.number] = previous
         writer.entries[entry.number] = entry
         writer.last, writer.writers, writer.previous = entry, count, previous
+        if sent is not None:
+            writer.sent[entry.number] = sent
 
     def standing(self) -> Entry | None:
         """The newest batch that every writer of it has."""
@@ -136,7 +151,18 @@ class TopicLedger:
                 other = seen.setdefault(number, entry)
                 if other.range != entry.range or other.positions != entry.positions:
                     found.append(f"partition {partition} says another entry {number} than the others")
-        return found
+        return [*found, *self._other_shares(seen)]
+
+    def _other_shares(self, entries: Mapping[int, Entry]) -> Iterator[str]:
+        """Entries whose shares are of different batches, or do not add up to the entry's rows."""
+        for number, entry in sorted(entries.items()):
+            shares = [each.sent[number] for each in self.writers.values() if number in each.sent]
+            if len({each.chain for each in shares}) > 1:
+                yield f"the writers have shares of different batches under the entry {number}"
+            elif shares and len(shares) == shares[0].writers:
+                rows = sum(each.rows for each in shares)
+                if rows != entry.rows:
+                    yield f"the writers have {rows} rows of the entry {number}, which has {entry.rows}"
 
 
 def _number(entry: Entry | None) -> int:

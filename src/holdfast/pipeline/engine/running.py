@@ -226,7 +226,7 @@ def open_session(
     """The one that is given; else one of our own, which ends with what it is for."""
     from holdfast.pipeline.class_archive import class_archive
     from holdfast.pipeline.java import find_java
-    from holdfast.pipeline.session import spark_session
+    from holdfast.pipeline.session import fit_to_cluster, spark_session
 
     def tell(what: str) -> None:
         if progress is not None:
@@ -256,6 +256,7 @@ def open_session(
             tell(f"Spark UI: {session.sparkContext.uiWebUrl}")
         if is_remote(master):
             probe(session, home.path, session.version)
+            fit_to_cluster(session, definition.spark)
         with contextlib.nullcontext() if archive is None else archive.learning(session):
             yield session
     finally:
