@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from bench.driver import Bench, Measure, Series
 from bench.measures.spark_pipeline import Stand
@@ -15,6 +16,7 @@ from bench.model import MeasureResult, Metrics, Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Spent: TypeAlias = dict[tuple[str, int], float]
 RECORDS: Final = 1_000_000
 WRITERS: Final = 2
 KINDS: Final = {
@@ -25,8 +27,8 @@ KINDS: Final = {
     "writers": f"Kafka, {WRITERS} writers",
     "letters": "Kafka, dead letters",
 }
-TASKS: Final = "Executor task l"
-"""Begins the names of the JVM's threads that run tasks, as far as Linux keeps them."""
+TASKS: Final = "Executor task"
+"""Begins the names of the threads of the JVM that run tasks."""
 MACHINERY: Final = ("GC Thread", "G1 ", "C1 Compiler", "C2 Compiler", "VM ", "Common-Cleaner")
 """Of the JVM's own: they work for driver and tasks alike, and count for neither."""
 
@@ -56,7 +58,7 @@ class SparkSerial(Measure):
             topic = stand.topic("serial", bench.count(RECORDS))
             return bench.alternate(
                 self.name,
-                [Series(kind, lambda kind=kind: once(bench, stand, topic, kind, url)) for kind in KINDS],
+                [Series(kind, partial(once, bench, stand, topic, kind, url)) for kind in KINDS],
             )
 
 
@@ -77,31 +79,35 @@ def once(bench: Bench, stand: Stand, topic: str, kind: str, url: str) -> Metrics
             pipeline = pipeline.expect("amount < 0", name="none")
         before = processor_seconds(stand.spark)
         stand.run(pipeline.write(sinks[kind][0], **sinks[kind][1]))
-        after = processor_seconds(stand.spark)
-        driver, tasks = (after[whose] - before[whose] for whose in ("driver", "tasks"))
+        driver, tasks = spent_since(before, processor_seconds(stand.spark))
         return {"driver_s": driver, "share": driver / (driver + tasks)}
 
 
-def processor_seconds(spark: SparkSession) -> dict[str, float]:
-    """By whom it was spent for: driver, tasks or machinery."""
+def spent_since(before: Spent, now: Spent) -> tuple[float, float]:
+    """Driver and tasks; of a worker that has ended since, nothing is known."""
+    spent = {"driver": 0.0, "tasks": 0.0}
+    for (whose, number), seconds in now.items():
+        spent[whose] += max(0.0, seconds - before.get((whose, number), 0.0))
+    return spent["driver"], spent["tasks"]
+
+
+def processor_seconds(spark: SparkSession) -> Spent:
+    """Of every thread of the JVM and every process, by whom it works for."""
     jvm = int(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]
-    spent = {"driver": _spent(_stat(Path("/proc/self"))[1]), "tasks": 0.0, "machinery": 0.0}
+    spent: Spent = {("driver", os.getpid()): _spent(_stat(Path("/proc/self"))[1])}
     for thread in Path(f"/proc/{jvm}/task").iterdir():
-        try:
+        with suppress(OSError):  # it has ended
             name, fields = _stat(thread)
-        except OSError:
-            continue  # it has ended
-        is_machinery = name.startswith(MACHINERY)
-        whose = "machinery" if is_machinery else "tasks" if name.startswith(TASKS) else "driver"
-        spent[whose] += _spent(fields)
-    parents = {}
+            if not name.startswith(MACHINERY):
+                spent["tasks" if name.startswith(TASKS) else "driver", int(thread.name)] = _spent(fields)
+    stats = {}
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
             with suppress(OSError):
-                parents[int(directory.name)] = _stat(directory)[1]
-    for process, fields in parents.items():
-        if jvm in _line(process, parents)[1:]:
-            spent["tasks"] += _spent(fields, with_ended=True)
+                stats[int(directory.name)] = _stat(directory)[1]
+    for process, fields in stats.items():
+        if jvm in _line(process, stats)[1:]:
+            spent["tasks", process] = _spent(fields)
     return spent
 
 
@@ -113,9 +119,9 @@ def _line(process: int, stats: dict[int, list[str]]) -> list[int]:
     return found
 
 
-def _spent(fields: list[str], *, with_ended: bool = False) -> float:
-    """Seconds of a process or thread; `with_ended`: and of its children that have ended."""
-    return sum(map(int, fields[11 : 15 if with_ended else 13])) / os.sysconf("SC_CLK_TCK")
+def _spent(fields: list[str]) -> float:
+    """Seconds, of a process or a thread."""
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _stat(directory: Path) -> tuple[str, list[str]]:

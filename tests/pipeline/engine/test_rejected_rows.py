@@ -9,9 +9,8 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.pipeline.definition.model import Sql
-from holdfast.pipeline.engine.batches import REJECTED_MAX
 from holdfast.pipeline.ledger import Entry, Rejected
-from holdfast.pipeline.sinks.base import Batch, RowsRejected, SinkError
+from holdfast.pipeline.sinks.base import REJECTED_MAX, Batch, RowsRejected, SinkError
 
 from .conftest import MemoryPrepared, MemorySink, order
 

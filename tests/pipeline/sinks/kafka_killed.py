@@ -60,4 +60,4 @@ def send(spark: Any, holding: Any, topic: str, envelope: Any, sendings: Any) -> 
 
 kafka.send_by_tasks = send
 kafka.TASK_ROWS = 10  # type: ignore[misc]
-run_pipeline(load_pipeline(sys.argv[1]).definition, master="local[2]")
+run_pipeline(load_pipeline(sys.argv[1]).definition, master="local[2,2]")

@@ -16,7 +16,7 @@ from holdfast.pipeline.core.frames import raise_reported
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.sinks import kafka
-from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced, SinkUnavailable
+from holdfast.pipeline.sinks.base import RowsRejected, SinkContext, SinkError, SinkFenced, SinkUnavailable
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 
 from .test_kafka import committed
@@ -216,3 +216,16 @@ def test_a_batch_that_comes_out_otherwise_is_not_finished(stage: Stage) -> None:
         stage.send(again, digests={"main": "00"})
     stage.send(again)
     assert stage.places == places(0)
+
+
+def test_no_more_untaken_records_are_looked_for_than_may_become_dead_letters(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "REJECTED_MAX", 3)
+    sink = stage.make(Jobs())
+    sink._limit = kafka.BATCH_OVERHEAD_BYTES  # no record is that small
+    monkeypatch.setattr(sink._writers[0], "refusal", lambda topic, message: "too large")
+    records = replace(aside(str(stage.directory / "many")), largest=10)
+    with pytest.raises(RowsRejected) as caught:
+        sink._reject_untaken(records, sink.envelope(0))
+    assert len(caught.value.rows) == 4

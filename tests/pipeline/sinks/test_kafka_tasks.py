@@ -67,6 +67,8 @@ def test_a_worker_and_the_driver_killed_between_two_commits_cost_and_repeat_noth
     assert sorted(os.listdir(notes)) == [
         f"{batch}-{what}" for batch in (1, 2) for what in ("committed", "first", "killed")
     ]
+    # The task of the worker that was killed was run again by Spark, and the batch was not.
+    assert '"event":"retry"' not in (tmp_path / "home" / "log.jsonl").read_text()
     ledger = LedgerTopic("hf-ledger-copies--out", "out", "copies", {"bootstrap.servers": bootstrap})
     left = standing_of([last.record for last in ledger.read()])
     assert left.last is not None

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import PipelineError, StateMissing, StateOutdated, Unbalanced
@@ -46,7 +46,7 @@ from holdfast.pipeline.ledger import NOWHERE, STATELESS, Decision, Entry, decide
 from holdfast.pipeline.positions import BatchRange, Positions
 from holdfast.pipeline.row_digest import DigestKey
 from holdfast.pipeline.sealing import key_for, sealed
-from holdfast.pipeline.sinks.base import Batch, Prepared, RowsRejected, Sink, SinkError
+from holdfast.pipeline.sinks.base import REJECTED_MAX, Batch, Prepared, RowsRejected, Sink, SinkError
 from holdfast.pipeline.sinks.columns import INVALID_TEXT, rejected_for_text, with_checked_text
 from holdfast.pipeline.state.store import Version
 
@@ -54,10 +54,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from holdfast.reader.cluster import Cluster
-
-
-REJECTED_MAX: Final = 1000
-"""Records of one batch that may become dead letters for a sink's sake: beyond this the sink is wrong, not the rows."""
 
 
 @dataclass

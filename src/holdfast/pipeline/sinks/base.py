@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.ledger import Entry, Rejected
@@ -37,13 +37,19 @@ class SinkUnavailable(SinkError):
     """A sink did not answer, or lost what was prepared; the same batch may be tried again, from its ledger on."""
 
 
+REJECTED_MAX: Final = 1000
+"""Records of one batch that may become dead letters for a sink's sake: beyond this the sink is wrong, not the rows, and
+sinks look for no more of them."""
+
+
 class RowsRejected(SinkError):
     """A sink takes a batch but for some rows, for what is in them; they become dead letters. Nothing was committed."""
 
     def __init__(self, rows: Sequence[Rejected]) -> None:
         first = rows[0]
+        count = f"more than {REJECTED_MAX}" if len(rows) > REJECTED_MAX else str(len(rows))
         super().__init__(
-            f"sink {first.sink!r} does not take {len(rows)} rows for what is in them, the first made of "
+            f"sink {first.sink!r} does not take {count} rows for what is in them, the first made of "
             f"{first.topic}-{first.partition} at offset {first.offset}: {first.why}; nothing was committed"
         )
         self.rows = tuple(rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast.pipeline.core.sql import LINEAGE, quoted
 from holdfast.pipeline.definition.model import SchemaChange
 from holdfast.pipeline.ledger import Rejected
-from holdfast.pipeline.sinks.base import Problem, SchemaChanged
+from holdfast.pipeline.sinks.base import REJECTED_MAX, Problem, SchemaChanged
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -122,7 +122,8 @@ def rejected_for_text(sink: str, rows: DataFrame) -> list[Rejected]:
 
 
 def rejected_where(sink: str, rows: DataFrame, condition: Column, why: str) -> list[Rejected]:
-    places = [row[LINEAGE] for row in rows.where(condition).select(LINEAGE).collect()]
+    found = rows.where(condition).select(LINEAGE).limit(REJECTED_MAX + 1)
+    places = [row[LINEAGE] for row in found.collect()]
     return [Rejected(at["topic"], at["partition"], at["offset"], sink, why) for at in places]
 
 

@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ from holdfast.pipeline.definition.naming import ledger_topic
 from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.sealing import Written
 from holdfast.pipeline.sinks.base import (
+    REJECTED_MAX,
     Batch,
     Prepared,
     Problem,
@@ -398,11 +400,15 @@ class KafkaSinkWriter(Sink):
 
     def _reject_untaken(self, records: Records, envelope: Envelope) -> None:
         """`RowsRejected` for records that the topic does not take. Compressed, a large one may fit, so it is tried."""
+        found = list(islice(self._untaken(records, envelope), REJECTED_MAX + 1))
+        if found:
+            raise RowsRejected(found)
+
+    def _untaken(self, records: Records, envelope: Envelope) -> Iterator[Rejected]:
         size_max = records.largest if self._limit is None else self._limit - BATCH_OVERHEAD_BYTES
         keyless = records.keyless if self._needs_keys else 0
         if not self.rejects or (records.largest <= size_max and not keyless):
             return
-        found = []
         for batch in (each for share in records.shares for each in share.batches()):
             lacks_key = pc.and_(batch.column("key").is_null(), self._needs_keys)
             for at in pc.indices_nonzero(pc.or_(lacks_key, pc.greater(sizes(batch), size_max))).to_pylist():
@@ -412,11 +418,7 @@ class KafkaSinkWriter(Sink):
                     why = self._writers[0].refusal(self.topic, message)
                 if why is not None:
                     place = batch.column(LINEAGE)[at].as_py()
-                    found.append(
-                        Rejected(place["topic"], place["partition"], place["offset"], self.name, why)
-                    )
-        if found:
-            raise RowsRejected(found)
+                    yield Rejected(place["topic"], place["partition"], place["offset"], self.name, why)
 
     def records(self, rows: DataFrame) -> DataFrame:
         """Key, value and headers of every row, beside its lineage."""

@@ -41,6 +41,7 @@ from holdfast.pipeline.row_digest import MASK as CONTENT_MASK
 from holdfast.pipeline.sealing import Written, goes_on_from, resealed
 from holdfast.pipeline.sinks import postgres_copy, postgres_rules, postgres_sql
 from holdfast.pipeline.sinks.base import (
+    REJECTED_MAX,
     Batch,
     Prepared,
     Problem,
@@ -436,7 +437,7 @@ class PostgresSinkWriter(Sink):
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return postgres_copy.rejected_task(batches, url, statement, digesting)
 
-        found = map_in_arrow(rows, task, postgres_copy.REJECTED_REPORT).collect()
+        found = map_in_arrow(rows, task, postgres_copy.REJECTED_REPORT).limit(REJECTED_MAX + 1).collect()
         return [
             Rejected(row["topic"], row["partition"], row["offset"], self.name, row["why"]) for row in found
         ]
