@@ -11,10 +11,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from holdfast.pipeline.definition.model import KafkaSink
-from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks import kafka
+from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced, SinkUnavailable
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.kafka_writer import Writer
 from holdfast.testing.engines import await_decided
+
+from .test_kafka_reset import ROWS, WRITERS
+from .test_kafka_sending import Jobs, Stage, places
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,3 +96,35 @@ def test_a_batch_cut_between_writers_is_finished_and_the_older_copy_fenced(
     assert new.last_entry() == last
     old.close()
     new.close()
+
+
+def test_late_tasks_write_nothing_and_half_a_batch_is_finished(
+    apache_kafka: Any, context: SinkContext, batches: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "TASK_ROWS", 0)
+    bootstrap = apache_kafka.bootstrap_servers
+    topic = f"out-{uuid.uuid4().hex[:8]}"
+    pipeline = f"shop-{topic}"
+
+    def make(jobs: Any) -> KafkaSinkWriter:
+        sink = KafkaSinkWriter(KafkaSink(topic, writers=WRITERS), pipeline)
+        sink.open(replace(context, source={"bootstrap.servers": bootstrap}), jobs)
+        return sink
+
+    stage = Stage(make, batches("kafka", pipeline), tmp_path, bootstrap, topic)
+    jobs = Jobs(runs=())
+    sink = make(jobs)
+    with pytest.raises(SinkUnavailable):
+        stage.send(sink)
+    late = Jobs(tasks=jobs.tasks)
+    jobs.runs = (2,)
+    with pytest.raises(SinkUnavailable):
+        stage.send(sink, ROWS)
+    for number in range(WRITERS):
+        with pytest.raises(SinkFenced):
+            late.late(number)
+    again = make(Jobs())
+    stage.send(again, ROWS)
+    again.close()
+    assert await_decided(bootstrap, topic)
+    assert stage.places == places(ROWS)

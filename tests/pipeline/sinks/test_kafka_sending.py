@@ -89,6 +89,7 @@ class Stage:
     cut: Any
     directory: Any
     bootstrap: str
+    topic: str = "out"
     asides: int = 0
 
     def send(self, sink: KafkaSinkWriter, first: int = 0, end: int | None = None, **changed: Any) -> Entry:
@@ -100,7 +101,7 @@ class Stage:
 
     @property
     def places(self) -> list[str]:
-        return sorted(message.headers()[0][1].decode() for message in committed(self.bootstrap, "out"))
+        return sorted(message.headers()[0][1].decode() for message in committed(self.bootstrap, self.topic))
 
 
 def places(*starts: int) -> list[str]:
