@@ -205,17 +205,20 @@ def test_an_older_copy_stops_when_another_has_taken_over(stage: Stage) -> None:
     assert stage.places == places(0, ROWS)
 
 
-def test_a_batch_that_comes_out_otherwise_is_not_finished(stage: Stage) -> None:
+@pytest.mark.parametrize("digests", [{"main": "01"}, {}])
+def test_a_batch_that_comes_out_otherwise_is_not_finished(stage: Stage, digests: dict[str, str]) -> None:
     with pytest.raises(SinkUnavailable):
-        stage.send(stage.make(Jobs(runs=(1,))))
+        stage.send(stage.make(Jobs(runs=(1,))), digests=digests)
     again = stage.make(Jobs())
+    begun = stage.cut.entry(stage.cut.at(0, ROWS), None, ROWS)
     with pytest.raises(SinkError, match="comes out otherwise"):
-        again.send(
-            stage.cut.entry(stage.cut.at(0, ROWS), None, ROWS), aside(str(stage.directory / "other"), 1)
-        )
+        again.send(replace(begun, digests=digests), aside(str(stage.directory / "other"), 1))
     with pytest.raises(SinkError, match="comes out otherwise"):
-        stage.send(again, digests={"main": "00"})
-    stage.send(again)
+        stage.send(again, digests=digests, rows=ROWS + 1)
+    if digests:
+        with pytest.raises(SinkError, match="comes out otherwise"):
+            stage.send(again, digests={"main": "02"})
+    assert stage.send(again, digests={"main": "01"}).digests == digests  # as it was begun
     assert stage.places == places(0)
 
 
