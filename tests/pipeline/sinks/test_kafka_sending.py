@@ -135,7 +135,7 @@ def test_a_task_that_is_run_again_after_its_commit_writes_nothing(stage: Stage) 
     assert stage.places == places(0)
 
 
-@pytest.mark.parametrize("done", [(), (1,), (0, 2)])
+@pytest.mark.parametrize("done", [pytest.param((), marks=pytest.mark.long), (0, 2)])
 def test_a_batch_that_some_tasks_have_committed_is_finished(stage: Stage, done: tuple[int, ...]) -> None:
     first = stage.make(Jobs(runs=done))
     with pytest.raises(SinkUnavailable, match="a worker was killed"):
@@ -205,7 +205,7 @@ def test_an_older_copy_stops_when_another_has_taken_over(stage: Stage) -> None:
     assert stage.places == places(0, ROWS)
 
 
-@pytest.mark.parametrize("digests", [{"main": "01"}, {}])
+@pytest.mark.parametrize("digests", [{"main": "01"}, pytest.param({}, marks=pytest.mark.long)])
 def test_a_batch_that_comes_out_otherwise_is_not_finished(stage: Stage, digests: dict[str, str]) -> None:
     with pytest.raises(SinkUnavailable):
         stage.send(stage.make(Jobs(runs=(1,))), digests=digests)

@@ -39,6 +39,7 @@ sinks:
 """
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.holdfast(mode="process")
 def test_a_worker_and_the_driver_killed_between_two_commits_cost_and_repeat_nothing(
     holdfast_broker: Any, spark: SparkSession, tmp_path: Path
@@ -60,7 +61,7 @@ def test_a_worker_and_the_driver_killed_between_two_commits_cost_and_repeat_noth
             [sys.executable, str(script), str(path), str(notes)],
             stdout=log,
             stderr=log,
-            timeout=300,
+            timeout=600,
             check=False,
         )
     assert died.returncode == -signal.SIGKILL, (tmp_path / "killed.log").read_text()
