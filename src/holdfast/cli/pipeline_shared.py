@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,8 +88,9 @@ def load(file: str) -> Loaded:
 @contextmanager
 def located(loaded: Loaded) -> Iterator[None]:
     """What goes wrong while a definition is used gets the line it stands in, an exit code, and shows no secret."""
-    from holdfast.pipeline.core.failures import DefinitionWrong
+    from holdfast.pipeline.changes.classifying import UnsafeChange
     from holdfast.pipeline.definition.errors import DefinitionError, Finding
+    from holdfast.pipeline.definition.naming import path_of
     from holdfast.pipeline.definition.secrets import expand_definition
 
     try:
@@ -96,15 +98,22 @@ def located(loaded: Loaded) -> Iterator[None]:
     except DefinitionError as error:
         tell([loaded.findings.located(finding) for finding in error.findings])
         raise Exit(ExitCode.USAGE) from error
+    except UnsafeChange as error:
+        for change in error.changes:
+            path = path_of(change.where, loaded.definition)
+            tell([loaded.findings.located(Finding(path, str(change).removeprefix(f"{change.where}: ")))])
+        lines = [line for line in str(error).splitlines() if not line.startswith("  ") or not error.changes]
+        raise CommandFailed(". ".join(lines)) from error
     except (HoldfastError, OSError) as error:
-        from holdfast.pipeline.engine.failures import explain_failure
+        from holdfast.pipeline.engine.failures import explain_failure, place_of
 
         explained = explain_failure(error)
-        _, redactor = expand_definition(loaded.definition)
-        text = redactor.redact(str(explained))
-        if isinstance(explained, DefinitionWrong) and explained.path:
-            tell([loaded.findings.located(Finding(explained.path, text))])
-            raise Exit(ExitCode.USAGE) from error
+        expanded, redactor = expand_definition(loaded.definition)
+        place, text = place_of(explained, expanded), redactor.redact(str(explained))
+        if place:
+            # The line says of which step or sink.
+            tell([loaded.findings.located(Finding(place, re.sub(r"^(step|sink) '[^']+': ", "", text)))])
+            raise Exit(getattr(explained, "exit_code", ExitCode.FINDINGS)) from error
         explained.args = (text,)
         raise explained from error
 

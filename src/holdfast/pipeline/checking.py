@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import StepError, spark_message
-from holdfast.pipeline.definition.errors import Finding, Path, nearest
+from holdfast.pipeline.definition.errors import Finding, Path
 from holdfast.pipeline.definition.functions import FunctionMissing, load_function
 from holdfast.pipeline.definition.model import (
     Expect,
@@ -28,7 +28,7 @@ from holdfast.pipeline.definition.model import (
     Sql,
     Step,
 )
-from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
+from holdfast.pipeline.definition.naming import kind_of_sink, place_of_step
 from holdfast.pipeline.definition.secrets import Redactor, SecretMissing, expand_definition, is_reference
 from holdfast.pipeline.definition.streams import is_stateful
 
@@ -36,18 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-TEXT_KEYS: Final = {
-    "expect": "that",
-    "filter": "where",
-    "sql": "query",
-    "python": "function",
-    "dedupe": "key",
-    "lookup": "table",
-    "window": "aggregates",
-    "keyed": "function",
-    "join": "select",
-}
-"""Where in a step stands what an error is about."""
 MAIN: Final = ""
 """The stream of rows at the end of the steps, as sinks ask for it."""
 
@@ -90,8 +78,7 @@ def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Find
     findings: list[Finding] = []
     streams: dict[str, DataFrame] = {}
     for index, step in enumerate(definition.steps):
-        kind = kind_of_step(step)
-        path: Path = ("steps", index, kind, TEXT_KEYS[kind])
+        path = place_of_step(index, step)
         if is_stateful(step):
             found, beside = _check_stateful(definition, step, path, frame)
             findings += found
@@ -122,7 +109,7 @@ def _check_stateful(
     try:
         return [], side_outputs(frame.sparkSession, operator_of(step, definition), frame.schema)
     except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step
-        return [Finding(path, analysis_message(error, frame))], {}
+        return [Finding(path, analysis_message(error))], {}
 
 
 def _check_step(
@@ -140,7 +127,7 @@ def _check_step(
     except FunctionMissing as error:
         return [Finding(path, str(error))], None
     except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step
-        return [Finding(path, analysis_message(error, frame))], None
+        return [Finding(path, analysis_message(error))], None
     findings = []
     known = set(frame.columns)
     for name in names:
@@ -174,7 +161,7 @@ def _check_lookup(
     except LookupUnavailable as error:
         return [Finding(path, f"its columns are not checked: {error}", "warning")], None
     except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step
-        return [Finding(path, analysis_message(error, frame))], None
+        return [Finding(path, analysis_message(error))], None
     return [], after
 
 
@@ -183,29 +170,11 @@ def _is_deterministic(frame: Any) -> bool:
     return bool(frame._jdf.queryExecution().analyzed().deterministic())
 
 
-def analysis_message(error: Exception, frame: DataFrame) -> str:
-    """Spark's complaint in one line, with the column that was probably meant."""
-    cause = error.__cause__ if isinstance(error, StepError) else error
-    if isinstance(cause, Exception) and not isinstance(cause, HoldfastError):
-        hint = _unresolved(cause, frame)
-        if hint is not None:
-            return hint
+def analysis_message(error: Exception) -> str:
+    """The complaint in one line, without the step's name, which the place tells."""
     if isinstance(error, StepError):
         return error.reason
     return str(error) if isinstance(error, HoldfastError) else spark_message(error)
-
-
-def _unresolved(error: Exception, frame: DataFrame) -> str | None:
-    """For a name that is no column: the one that was probably meant."""
-    condition = getattr(error, "getCondition", getattr(error, "getErrorClass", lambda: None))() or ""
-    if condition.startswith("UNRESOLVED_COLUMN"):
-        parameters = getattr(error, "getMessageParameters", lambda: None)() or {}
-        name = str(parameters.get("objectName", "")).strip("`")
-        columns = [column for column in frame.columns if not column.startswith("_")]
-        if name:
-            close = nearest(name, columns)
-            return f"there is no column {name!r}{close or '; there are ' + ', '.join(columns)}"
-    return None
 
 
 def _check_sinks(definition: PipelineDefinition, streams: Mapping[str, DataFrame]) -> Iterator[Finding]:
@@ -248,7 +217,7 @@ def _expression_problem(text: str, rows: DataFrame) -> str | None:
         chosen = rows.select(functions.expr(text))
         return None if _is_deterministic(chosen) else "its answer changes when the batch is recomputed"
     except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this text
-        return analysis_message(error, rows)
+        return analysis_message(error)
 
 
 @contextmanager

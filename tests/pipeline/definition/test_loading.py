@@ -235,7 +235,7 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
         ),
         (
             ("value: text", "value: {format: json, fields: {a: itn}}"),
-            "fields.a: type 'itn': 'itn' is no type",
+            "fields.a: 'itn' is no type; did you mean 'int'?",
         ),
         (
             ("value: text", "value: {format: csv, fields: {a: int}, csv: {quote: ab}}"),

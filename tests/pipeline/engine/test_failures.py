@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from pyspark import SparkContext
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.pipeline.core.failures import DefinitionWrong, EnvironmentFails, PipelineError, StepError
@@ -81,8 +84,14 @@ def test_a_java_process_that_is_gone_is_called_by_its_name() -> None:
     exec("def ask(): raise ConnectionRefusedError(111, 'Connection refused')", gone)
     with pytest.raises(ConnectionRefusedError) as refused:
         gone["ask"]()
-    told = explain_failure(refused.value)
-    assert "Spark's Java process has ended" in str(told)
+    told = explain_failure(refused.value, "/home/of/orders")
+    assert str(told) == (
+        "Spark's Java process has ended. Nothing of the batch was committed: run again. Its log is "
+        "/home/of/orders/spark.log"
+    )
+    gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: -9))
+    with patch.object(SparkContext, "_gateway", gateway):
+        assert "process was killed by SIGKILL, as the kernel does" in str(explain_failure(refused.value))
     assert getattr(told, "exit_code", None) == 3
     assert "Java" not in str(explain_failure(ConnectionRefusedError(111, "Connection refused")))
 

@@ -281,9 +281,9 @@ def test_a_sink_that_lost_a_row_stops_the_batch(routed: Bench) -> None:
     [
         (
             (Sql("q", "SELEC id FROM input"),),
-            r"step 'q': \[PARSE_SYNTAX_ERROR\] Syntax error at or near 'SELEC'",
+            r"step 'q': this is not SQL: Spark cannot read on at 'SELEC'",
         ),
-        ((Sql("q", "SELECT _hf, nope FROM input"),), r"step 'q': \[UNRESOLVED_COLUMN.*`nope`"),
+        ((Sql("q", "SELECT _hf, nope FROM input"),), r"step 'q': there is no column 'nope'"),
         ((Sql("q", "SELECT id FROM input"),), "does not keep `_hf`"),
         ((Sql("q", "SELECT named_struct('topic', 'x') AS _hf FROM input"),), "once and unchanged"),
         ((Sql("q", "SELECT _hf, id, amount AS ID FROM input"),), "two columns the name 'id'"),
@@ -296,7 +296,7 @@ def test_a_sink_that_lost_a_row_stops_the_batch(routed: Bench) -> None:
         ((Sql("q", "SELECT _hf, unix_timestamp() AS u FROM input"),), r"current_timestamp\(\)"),
         ((Expect("q", "amount < rand()"),), r"rand\(\)"),
         ((Filter("q", "id"),), "gives bigint, not true or false"),
-        ((Filter("q", "id >"),), r"PARSE_SYNTAX_ERROR"),
+        ((Filter("q", "id >"),), r"this is not SQL"),
         ((Sql("q", "SELECT max(_hf) AS _hf, id FROM input GROUP BY id"),), "aggregates rows"),
         ((Sql("q", "SELECT * FROM input LIMIT 3"),), "limits the number of rows"),
         ((Sql("q", "SELECT input.* FROM input JOIN other USING (id)"),), "TABLE_OR_VIEW_NOT_FOUND"),

@@ -17,7 +17,9 @@ Whatever is raised, the batch under way was not committed: the sinks hold what t
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from holdfast.errors import HoldfastError
@@ -87,8 +89,20 @@ class Unbalanced(PipelineError):
     """What came out of the steps is not what went in."""
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` when one of the known names is close, else nothing."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
 def spark_message(error: BaseException) -> str:
-    """Spark's own words for what is wrong, without its stack, its error state and its picture of the query."""
+    """Spark's own words for what is wrong, without its stack, its error state and its picture of the query; for the
+    mistakes that people make most, ours."""
+    condition = getattr(error, "getCondition", lambda: None)() or ""
+    for mistake, words in _MISTAKES.items():
+        if condition.startswith(mistake):
+            return words(getattr(error, "getMessageParameters", lambda: None)() or {})
     message = text_of(error)
     getter = getattr(error, "getMessage", None)
     if getter is not None:
@@ -96,6 +110,35 @@ def spark_message(error: BaseException) -> str:
     message = _STACK.sub("", message)
     message = _PLACE_IN_CODE.sub("", message)
     return " ".join(_SQL_STATE.sub("", message).split())
+
+
+def _no_column(found: Mapping[str, str]) -> str:
+    name = found.get("objectName", "").replace("`", "")
+    proposed = [each for each in found.get("proposal", "").replace("`", "").split(", ") if each]
+    columns = [each for each in proposed if not each.startswith("_")]
+    there = f"; the nearest are {', '.join(columns)}" if columns else ""
+    return f"there is no column {name!r}{nearest(name, columns) or there}"
+
+
+def _no_function(found: Mapping[str, str]) -> str:
+    from pyspark.sql import functions
+
+    name = found.get("routineName", "").replace("`", "")
+    known = [each for each in dir(functions) if each.islower() and not each.startswith("_")]
+    return f"Spark has no function {name!r}{nearest(name, known)}"
+
+
+def _no_sql(found: Mapping[str, str]) -> str:
+    return f"this is not SQL: Spark cannot read on at {found.get('error', 'its end')}{found.get('hint', '')}"
+
+
+_MISTAKES: Final = {
+    "UNRESOLVED_COLUMN": _no_column,
+    "UNRESOLVED_ROUTINE": _no_function,
+    "PARSE_SYNTAX_ERROR": _no_sql,
+    "PARSE_EMPTY_STATEMENT": _no_sql,
+}
+"""By the beginning of Spark's error condition: the sentence, from the error's parameters."""
 
 
 def text_of(error: BaseException) -> str:

@@ -7,12 +7,12 @@ reads the same file ten times.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from holdfast.errors import UsageError
+from holdfast.pipeline.core.failures import nearest as nearest
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -74,10 +74,3 @@ def path_text(path: Path) -> str:
         else:
             text += f".{part}" if text else part
     return text
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` when one of the known names is close, else nothing."""
-    by_lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

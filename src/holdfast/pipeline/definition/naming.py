@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from holdfast.pipeline.definition.errors import Path
 from holdfast.pipeline.definition.model import DeadLetter, PipelineDefinition, SinkDefinition, Step
 
 NAME: Final = re.compile(r"(?=.{1,100}\Z)[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
@@ -20,6 +21,18 @@ DIGEST_KEY_NAME: Final = "digest-key"
 """What `--accept-loss` calls the key of the digests."""
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 BOOTSTRAP_VARIABLE: Final = "HOLDFAST_BOOTSTRAP_SERVER"
+TEXT_KEYS: Final = {
+    "expect": "that",
+    "filter": "where",
+    "sql": "query",
+    "python": "function",
+    "dedupe": "key",
+    "lookup": "table",
+    "window": "aggregates",
+    "keyed": "function",
+    "join": "select",
+}
+"""Where in a step stands what an error is about."""
 
 
 def kind_of_step(step: Step) -> str:
@@ -29,6 +42,24 @@ def kind_of_step(step: Step) -> str:
 
 def kind_of_sink(sink: SinkDefinition) -> str:
     return type(sink).__name__.removesuffix("Sink").lower()
+
+
+def place_of_step(index: int, step: Step) -> Path:
+    """Where in a definition stands what is wrong with a step."""
+    kind = kind_of_step(step)
+    return ("steps", index, kind, TEXT_KEYS[kind])
+
+
+def path_of(where: str, definition: PipelineDefinition) -> Path:
+    """A place by its names, as `sinks.lake.path`, by the definition's own order."""
+    first, *names = where.split(".")
+    for index, step in enumerate(definition.steps if first == "steps" else ()):
+        if names[:1] == [step.name]:
+            return (*place_of_step(index, step)[:3], *names[1:]) if names[1:] else place_of_step(index, step)
+    for index, sink in enumerate(definition.sinks if first == "sinks" else ()):
+        if names[:1] == [sink.name]:
+            return (first, index, kind_of_sink(sink), *names[1:])
+    return (first, *names)
 
 
 def home_of(definition: PipelineDefinition) -> str:

@@ -82,12 +82,12 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def explained(redactor: Redactor) -> Iterator[None]:
+def explained(redactor: Redactor, home: str = "<home>") -> Iterator[None]:
     """Whatever goes wrong inside is a `HoldfastError` whose text says what to do and holds no secret."""
     try:
         yield
     except Exception as error:
-        told = redacted(explain_failure(error), redactor)
+        told = redacted(explain_failure(error, home), redactor)
         if told is error:
             raise
         raise told from error

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import signal
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError
@@ -23,12 +25,16 @@ from holdfast.pipeline.core.failures import (
     spark_message,
     text_of,
 )
+from holdfast.pipeline.definition.errors import Path
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, home_of, path_of
 
 STEP_MARK: Final = "holdfast-step-failed:"
 """Before the JSON by which a Python step tells its driver what was raised, through Spark's own text."""
 
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 _DENIED: Final = re.compile(r"(?:AccessDeniedException|Permission denied)[:\s(]*([^\s):]*)")
+_NAMED: Final = re.compile(r"\b(?P<kind>step|sink) '(?P<name>[^']+)'")
 _STATE_FILE: Final = re.compile(r"while reading file (?:file:/*(?=/))?(/\S*/state[^/\s]*/data/\S+\.parquet)")
 
 
@@ -45,14 +51,14 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
-def explain_failure(error: BaseException) -> HoldfastError:
+def explain_failure(error: BaseException, home: str = "<home>") -> HoldfastError:
     """The error to show: its message says what happened and what to do, its `exit_code` is for scripts."""
     if isinstance(error, HoldfastError):
         return _with_code(error)
     if _is_dead_jvm(error):
         return EnvironmentFails(
-            "Spark's Java process has ended: killed, perhaps for want of memory, or stopped by somebody. Nothing of "
-            "the batch was committed: run again; `spark.log` in the pipeline's home has its last words."
+            f"Spark's Java process {_how_it_ended()}. Nothing of the batch was committed: run again. Its log is "
+            f"{os.path.join(home, 'spark.log')}"
         )
     if isinstance(error, OSError):
         return _explain_os_error(error)
@@ -78,6 +84,28 @@ def explain_failure(error: BaseException) -> HoldfastError:
         kind: type[PipelineError] = DefinitionWrong if _is_users(error) else PipelineError
         return kind(f"Spark: {spark_message(error)}")
     return PipelineError(f"unexpected error, {name}: {error} (HOLDFAST_TRACEBACK=1 shows where)")
+
+
+def place_of(error: HoldfastError, definition: PipelineDefinition) -> Path:
+    """Where in the definition, with its secrets, stands what an error is about; nothing where it does not tell.
+
+    Errors of steps and sinks name them, as `sink 'parquet'`; those of brokers and directories name the address.
+    """
+    from holdfast.admin.errors import Unreachable
+
+    if isinstance(error, DefinitionWrong) and error.path:
+        return error.path
+    text = str(error)
+    named = _NAMED.search(text)
+    if named is not None and named["name"] == DEAD_LETTER_NAME:
+        return ("dead_letter",)
+    if named is not None:
+        path = path_of(f"{named['kind']}s.{named['name']}", definition)
+        return path if isinstance(path[1], int) else ()
+    bootstrap = definition.source.bootstrap
+    if isinstance(error, Unreachable) and bootstrap and bootstrap in text:
+        return ("source", "bootstrap")
+    return ("home",) if definition.home and home_of(definition) in text else ()
 
 
 def step_failure(step: str, error: BaseException, where: str) -> str:
@@ -147,8 +175,8 @@ def _is_spark(error: BaseException) -> bool:
 
 
 def _is_dead_jvm(error: BaseException) -> bool:
-    """Whether nobody answers at the other end of py4j's socket."""
-    if type(error).__name__ == "Py4JNetworkError":
+    """Whether nobody answers at the other end of py4j's socket, or ever did."""
+    if type(error).__name__ == "Py4JNetworkError" or "JAVA_GATEWAY_EXITED" in str(error):
         return True
     trace = error.__traceback__ if isinstance(error, ConnectionError | EOFError) else None
     while trace is not None:
@@ -156,6 +184,18 @@ def _is_dead_jvm(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def _how_it_ended() -> str:
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    code = None if process is None else process.poll()
+    if code is None:
+        return "has ended"
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL, as the kernel does where memory is short"
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _is_users(error: BaseException) -> bool:

@@ -150,7 +150,7 @@ def run_pipeline(
     if lineage is not None:
         lineage.describe(expanded, deployed.settings["bootstrap.servers"])
     progress = told_to(progress, metrics, lineage)
-    with explained(deployed.redactor):
+    with explained(deployed.redactor, deployed.home_path):
         master = master_of(expanded, master) if spark is None else spark.sparkContext.master
         require_places(expanded, master, shared_filesystem=shared_filesystem)
         with (
@@ -553,7 +553,7 @@ def report_failure(
     deployed: Deployment, home: Home, progress: Progress | None, error: Exception, at_sink: str = ""
 ) -> None:
     """In the home's log and to whoever watches, without a secret."""
-    reason = deployed.redactor.redact(str(explain_failure(error)))
+    reason = deployed.redactor.redact(str(explain_failure(error, home.path)))
     log(home, deployed.definition.name, {"event": "failed", "error": reason})
     if progress is not None:
         progress(Failed(reason, at_sink))

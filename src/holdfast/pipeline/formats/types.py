@@ -146,10 +146,12 @@ class _Reading:
         self.tokens.reverse()
 
     def wrong(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"type {self.text!r}: {what}; write Spark's types, such as string, long, double, decimal(10,2), "
+        types = (
+            "write Spark's types, such as string, long, double, decimal(10,2), "
             "timestamp, array<string>, map<string,long> or struct<name:string,age:int>"
         )
+        hint = what if "did you mean" in what else f"{what}; {types}"
+        return ConfigError(hint if hint.startswith(repr(self.text)) else f"type {self.text!r}: {hint}")
 
     def peek(self) -> str:
         return self.tokens[-1][1].lower() if self.tokens else ""
@@ -188,7 +190,7 @@ class _Reading:
         near = difflib.get_close_matches(
             found.lower(), (*SIMPLE, *ALIASES, "decimal", "array", "map", "struct"), 1
         )
-        raise self.wrong(f"{found!r} is no type{f', did you mean {near[0]!r}?' if near else ''}")
+        raise self.wrong(f"{found!r} is no type{f'; did you mean {near[0]!r}?' if near else ''}")
 
     def decimal(self) -> Type:
         precision, scale = 10, 0

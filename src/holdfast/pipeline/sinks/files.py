@@ -224,4 +224,5 @@ def explained(sink: str, path: str) -> Iterator[None]:
             raise SinkError(
                 f"sink {sink!r}: the disk under {path} is full; nothing was committed. Make room and run again"
             ) from error
-        raise SinkError(f"sink {sink!r}: {error}; nothing was committed") from error
+        where, why = error.filename or path, error.strerror or error
+        raise SinkError(f"sink {sink!r}: {where} cannot be written: {why}; nothing was committed") from error

@@ -133,7 +133,7 @@ class PostgresSinkWriter(Sink):
             )
         except psycopg.Error as error:
             raise SinkUnavailable(
-                f"sink {self.name!r}: PostgreSQL cannot be reached: {str(error).strip()}"
+                f"sink {self.name!r}: PostgreSQL cannot be reached: {' '.join(str(error).split())}"
             ) from error
 
     @contextlib.contextmanager
