@@ -21,7 +21,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -53,7 +53,7 @@ from holdfast.audit.model import (
 from holdfast.audit.proven import TopicStart
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
 from holdfast.audit.sink_judging import DecodingWatch, SinkJudge, SinkRows, main_sinks
-from holdfast.audit.sinks.base import DeadLetterReader, SinkReader
+from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkRebuilt
 from holdfast.audit.sinks.kafka import TopicReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
@@ -73,6 +73,8 @@ from holdfast.reader.cluster import Cluster
 if TYPE_CHECKING:
     from holdfast.audit.memory import MemoryCheck, MemoryResult
 
+TRIES: Final = 3
+"""A pipeline merges for a twentieth of its time at most, so that a second time is enough for all but a large table."""
 ERASABLE: Final = ("parquet", "delta", "postgres")
 """Kinds of sinks whose ledgers may say that rows were erased."""
 Tell = Callable[[str], None]
@@ -117,8 +119,17 @@ def audit_pipeline(
     """Audit a pipeline as its definition stands; `AuditError` where that cannot be begun.
 
     `steps` evaluates the steps again; without it, what they made of the records is taken on the pipeline's word.
+    A running pipeline merges small batches under the audit's feet now and then: it begins again.
     """
-    options = options or AuditOptions()
+    for _ in range(TRIES - 1):
+        with suppress(SinkRebuilt):
+            return _audited(definition, bootstrap, options or AuditOptions(), steps)
+    return _audited(definition, bootstrap, options or AuditOptions(), steps)
+
+
+def _audited(
+    definition: PipelineDefinition, bootstrap: str | None, options: AuditOptions, steps: Steps | None
+) -> Report:
     if options.start is not None:
         start_ms(options.start)
     _check_accepted(definition, options.accepted)

@@ -337,6 +337,8 @@ class Program:
             words["rows"] = sink.takes
         match sink.kind:
             case "parquet" | "delta":
+                if sink.kind == "parquet" and self.seed % 3 == 0:
+                    words["compact"] = 2  # merged by the runs themselves, after every other batch
                 return {sink.kind: {"path": sink.name, "schema": "add-columns", **words}}
             case "kafka":
                 topic = f"{self.name}-{sink.name}"

@@ -283,7 +283,7 @@ class World:
 
         def faults(name: str) -> None:
             nonlocal left
-            if name.split(":")[0] == point:
+            if name.split(":")[0] == point or (name, point) == ("compacted", "done"):
                 left -= 1
                 if not left:
                     self.history.append(f"died at {name}")

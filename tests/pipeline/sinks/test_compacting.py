@@ -16,11 +16,18 @@ from deltalake import DeltaTable
 
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition, Source
 from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.sinks import compacting
 from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
-from holdfast.pipeline.sinks.compacting import Compacted, compact
+from holdfast.pipeline.sinks.compacting import Compacted, Merging, compact
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 from holdfast.pipeline.sinks.files import Disk
-from holdfast.pipeline.sinks.parquet import LEDGER, ParquetStore, PreparedParquet, batch_directory
+from holdfast.pipeline.sinks.parquet import (
+    LEDGER,
+    ParquetSinkWriter,
+    ParquetStore,
+    PreparedParquet,
+    batch_directory,
+)
 
 LINEAGE = pa.struct(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("index", pa.int32())]
@@ -171,8 +178,6 @@ def begun_again(
 def test_a_crash_at_any_step_leaves_the_old_table_or_the_new_one(
     store: ParquetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.pipeline.sinks import compacting
-
     entries = list(store.entries())
     sink = definition(store.path).sinks[0]
     assert isinstance(sink, ParquetSink)
@@ -194,6 +199,80 @@ def test_a_crash_at_any_step_leaves_the_old_table_or_the_new_one(
     assert list(store.entries()) == entries
 
 
+def merging(store: ParquetStore, at: int, disk: Disk | None = None, **given: Any) -> Merging:
+    """As a run has it, with the sink's lock."""
+    writer = ParquetSinkWriter(
+        ParquetSink(store.path, partition_by=("country",), compact=at), "shop", disk=disk
+    )
+    return Merging(writer.store, writer.definition, **given)
+
+
+def test_a_run_merges_neighbours_when_there_are_enough_of_them(store: ParquetStore) -> None:
+    entries = list(store.entries())
+    held = store.lock()
+    assert merging(store, 7).turn() is None
+    assert merging(store, 0).turn() is None
+    assert merging(store, 6).turn() == Compacted("parquet", 6, 10, 2, 10)
+    assert (store.numbers(), seen(store), list(store.entries())) == ([5], EVERY_ROW, entries)
+    with pytest.raises(SinkFenced):
+        store.lock()  # the table is another directory now, and the lock is still held
+    held.release()
+    assert merging(store, 2).turn() is None
+
+
+def test_a_turn_takes_what_its_bounds_allow_and_the_next_one_waits(
+    store: ParquetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compacting, "TURN_FILES", 5)
+    ticks = iter([0.0, 1.0, 1.0, 10.0, 21.0, 22.0, 22.0])
+    turns = merging(store, 2, now=lambda: next(ticks))
+    assert turns.turn() is not None
+    assert store.numbers() == [1, 2, 3, 4, 5]
+    assert turns.turn() is None, "a turn took a second, and twenty are not over"
+    assert turns.turn() is not None
+    assert seen(store) == EVERY_ROW
+
+
+def test_a_table_of_many_directories_waits_for_more_of_them(
+    store: ParquetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compacting, "PART", 2)
+    monkeypatch.setattr(compacting, "SIZES", (1,))  # the empty batch alone is small
+    assert merging(store, 2).turn() is None
+    monkeypatch.setattr(compacting, "SIZES", (1 << 20,))
+    assert merging(store, 2).turn() is not None
+
+
+def test_what_is_merged_already_is_not_merged_again_with_each_new_batch(
+    store: ParquetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = os.path.getsize(store.data_files(0)[0])
+    monkeypatch.setattr(compacting, "SIZES", (3 * first, 100 * first))
+    turns = merging(store, 4, now=lambda: 0.0)
+    assert turns.turn() is not None
+    assert store.numbers() == [5]
+    assert turns.turn() is None
+
+
+def test_a_run_that_dies_while_it_merges_leaves_the_old_table_or_the_new_one(
+    store: ParquetStore, tmp_path: Path
+) -> None:
+    entries = list(store.entries())
+    for changes in range(60):
+        try:
+            merging(store, 2, Mortal(changes)).turn()
+        except Dies:
+            assert (seen(store), list(store.entries())) == (EVERY_ROW, entries)
+            continue
+        break
+    else:
+        pytest.fail("it never came to an end")
+    assert changes > 10
+    merging(store, 2).turn()
+    assert sorted(os.listdir(tmp_path)) == ["table"]
+    assert (store.numbers(), seen(store), list(store.entries())) == ([5], EVERY_ROW, entries)
+
+
 def test_a_table_in_use_is_left_alone(store: ParquetStore) -> None:
     held = store.lock()
     with pytest.raises(SinkFenced):
@@ -204,8 +283,6 @@ def test_a_table_in_use_is_left_alone(store: ParquetStore) -> None:
 def test_rows_that_went_missing_in_a_merge_stop_it(
     store: ParquetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.pipeline.sinks import compacting
-
     honest = compacting.merge_files
     monkeypatch.setattr(compacting, "merge_files", lambda paths, files: honest(paths[1:], files))
     with pytest.raises(SinkError, match="left as it is"):

@@ -38,6 +38,10 @@ class SinkUnreadable(AuditError):
     """A sink cannot be reached or read at all; the message says what to do."""
 
 
+class SinkRebuilt(SinkUnreadable):
+    """A sink's small batches were merged while it was read; it can be read again."""
+
+
 @dataclass(frozen=True)
 class SinkScope:
     """Which rows a reader must give: by partition, from the start up to and without the end. A reader may give more;

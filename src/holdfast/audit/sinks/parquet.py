@@ -6,7 +6,7 @@
 What is looked at beyond the rows: the numbers of the directories follow each other; each has an entry that can be read
 and belongs to this sink; its files hold as many rows as its entries say, from offsets of their ranges; nothing lies in
 the table that no entry counts. A batch appears by one rename and is never changed, so the listing made at the start is
-a snapshot; only `pipeline compact` replaces it, and then the audit says so and has to be repeated.
+a snapshot; only merging (a run's own, or `pipeline compact`) replaces it, and then it has to be read again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import pyarrow as pa
 from holdfast.audit.model import Finding, Unproven
 from holdfast.audit.sinks import files
 from holdfast.audit.sinks.base import (
+    SinkRebuilt,
     SinkUnreadable,
     hole_findings,
     read_entry,
@@ -82,6 +83,7 @@ class ParquetReader(files.FilesReader):
         for directory in self._directories:
             self._read_entries(directory)
             _ = directory.files
+        self._refuse_rebuilt()
 
     # -------------------------------------------------------------------- what there is
 
@@ -168,11 +170,14 @@ class ParquetReader(files.FilesReader):
         return {} if self._is_tap else directory.spans
 
     def _note_damage(self, file: files.DataFile, why: str) -> None:
-        if _identity(self.path) != self._identity:
-            raise SinkUnreadable(
-                f"sink {self.name!r}: {self.path} was rebuilt while it was read (`pipeline compact`); audit it again"
-            )
+        self._refuse_rebuilt()
         self._damaged[file.where] = why
+
+    def _refuse_rebuilt(self) -> None:
+        if _identity(self.path) != self._identity:
+            raise SinkRebuilt(
+                f"sink {self.name!r}: the small batches of {self.path} were merged while it was read; audit it again"
+            )
 
     def _constants(self, directory: Directory, folders: Sequence[str]) -> dict[str, pa.Scalar]:
         if not folders:

@@ -30,6 +30,7 @@ EARLIER: Final = "earlier"
 """In the home's `definition.json`: marks of the definitions that ran, by fingerprint."""
 LEFT_OUT: Final = frozenset(
     {"directory", "trigger", "home", "monitoring_group", "batch_records", "batch_bytes", "unordered"}
+    | {"compact"}
 )
 ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": "", "order": None}
 """Words of the source and of sinks that version 1 began without, with what they are when they are not used."""

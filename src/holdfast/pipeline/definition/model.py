@@ -453,6 +453,7 @@ class ParquetSink:
     schema: OnSchemaChange = "fail"
     compression: Annotated[str, Choice(COMPRESSIONS), "Of the files."] = "snappy"
     rows: Rows = ""
+    compact: Annotated[int, Count(0), "A run merges small batches when there are so many; 0: never."] = 64
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,9 @@ from holdfast.pipeline.ledger import Entry, lowest
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sealing import heads_in, heads_of
 from holdfast.pipeline.session import refuse_session, workers_with_parts
-from holdfast.pipeline.sinks.base import Sink
+from holdfast.pipeline.sinks.base import Sink, SinkError
+from holdfast.pipeline.sinks.compacting import Merging
+from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 from holdfast.pipeline.state.store import state_path
 from holdfast.pipeline.state.watermarks import Watermarks
 
@@ -302,6 +304,8 @@ class Loop:
     accept_loss: frozenset[str] = field(default=frozenset(), kw_only=True)
     shows_positions: bool = field(default=True, kw_only=True)
     summary: Summary = field(init=False)
+    merging: dict[str, Merging] = field(default_factory=dict, init=False)
+    """By name, the Parquet sinks whose small batches are merged as they come."""
     growth: Growth = field(default_factory=Growth, init=False)
 
     @property
@@ -390,6 +394,8 @@ class Loop:
         for sink in self.sinks.values():
             opened.callback(sink.close)
             sink.open(context, self.spark)
+            if isinstance(sink, ParquetSinkWriter):
+                self.merging[sink.name] = Merging(sink.store, sink.definition)
 
     # -------------------------------------------------------------------- the loop
 
@@ -504,6 +510,20 @@ class Loop:
         self._log(done.as_json())
         self._tell(done)
         self.faults("done")
+        self._merge()
+
+    def _merge(self) -> None:
+        """A bounded piece; the rows are where they were whether it succeeds or not, so the run goes on."""
+        for name, merging in list(self.merging.items()):
+            try:
+                merged = merging.turn()
+            except SinkError as error:
+                del self.merging[name]
+                self.warn(f"small batches are not merged in this run: {error}")
+                continue
+            if merged is not None:
+                self._log({"event": "compacted", **merged.as_json()})
+                self.faults("compacted")
 
     def _back_off(self, error: Exception, attempts: int) -> None:
         wait_ms = BACK_OFF_MS[min(attempts, len(BACK_OFF_MS) - 1)]

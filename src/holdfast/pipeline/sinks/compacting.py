@@ -10,7 +10,12 @@ that a file is gone, and never sees half of both.
 
 *Delta.* The log does it: one commit removes small files and adds what they were merged to, as no change of data.
 
-The pipeline must not be running: the lock of a Parquet sink is taken.
+`pipeline compact` merges all there is; the pipeline must not be running, since the lock of a Parquet sink is taken.
+
+A pipeline that runs merges the small batches of its Parquet sinks itself (`Merging`), by the same exchange, between two
+batches. Neighbours of about one size are merged, so that a row is written again once for each of `SIZES` and no more;
+the directories that are left are few of each size. `TURN_BYTES` and `TURN_FILES` bound what is read and written in one
+turn; a turn links the files of the whole table, which `PART` and `SHARE` keep in proportion.
 """
 
 from __future__ import annotations
@@ -43,6 +48,20 @@ from holdfast.pipeline.sinks.writing import ROW_GROUP_ROWS, FileSet, FileWriter,
 OURS = re.compile(r"part-[0-9a-f]{32}\.parquet")
 SMALL = 0.5
 """A batch whose files are on average below this part of the wanted size is merged with its neighbours."""
+
+
+SIZES = (256 << 10, 2 << 20, 16 << 20)
+"""Of directories that a run merges: neighbours below the first of these, then below the next. Larger ones are left to
+`pipeline compact`."""
+TURN_BYTES = 32 << 20
+"""Read, written and read again within about half a second."""
+TURN_FILES = 512
+"""Opened in one turn: about a millisecond each."""
+PART = 16
+"""A turn links every directory there is, so it waits until one of so many is small and is one of a run: each batch then
+pays for about so many links, however large the table is."""
+SHARE = 20
+"""After a turn, a run goes on for so many times as long as the turn took before the next."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,69 @@ def compact_parquet(store: parquet.ParquetStore, definition: ParquetSink) -> Com
         held.release()
 
 
+class Merging:
+    """The small batches of one Parquet sink, while the pipeline runs and holds its lock."""
+
+    def __init__(
+        self, store: parquet.ParquetStore, definition: ParquetSink, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._definition = definition
+        self._now = now
+        self._sizes: dict[int, tuple[int, int]] = {}
+        """Bytes and files of directories, which do not change once they are there."""
+        self._not_before = 0.0
+        self._is_swept = False
+
+    def turn(self) -> Compacted | None:
+        """After a batch: merge one run of neighbours if there is one; `SinkError`: nothing was changed."""
+        began = self._now()
+        if not self._definition.compact or began < self._not_before:
+            return None
+        store = self._store
+        with explained(store.name, store.path):
+            store.path = os.path.realpath(store.path)
+            if not self._is_swept:
+                sweep(store)
+                self._is_swept = True
+            run = self._neighbours()
+            if not run:
+                return None
+            try:
+                done = _rebuild(store, self._definition, [run])
+            except Exception:
+                sweep(store)
+                raise
+            for number in run:
+                del self._sizes[number]
+        self._not_before = self._now() + SHARE * (self._now() - began)
+        return done
+
+    def _neighbours(self) -> list[int]:
+        """The oldest directories of one size that are to be one, as many as a turn takes."""
+        numbers = self._store.numbers()
+        for number in numbers:
+            if number not in self._sizes:
+                paths = self._store.data_files(number)
+                self._sizes[number] = sum(map(self._store.disk.size, paths)), len(paths)
+        enough = max(2, self._definition.compact, len(numbers) // PART)
+        for size in SIZES:
+            small = {number for number in numbers if self._sizes[number][0] < size}
+            for run in _runs(self._store, small.__contains__):
+                if len(run) >= enough:
+                    return self._taken(run)
+        return []
+
+    def _taken(self, run: list[int]) -> list[int]:
+        bytes_left, files_left = TURN_BYTES, TURN_FILES
+        for place, number in enumerate(run):
+            size, files = self._sizes[number]
+            bytes_left, files_left = bytes_left - size, files_left - files
+            if bytes_left < 0 or files_left < 0:
+                return run[:place] if place > 1 else []
+        return run
+
+
 def _aside(store: parquet.ParquetStore) -> str:
     parent, name = os.path.split(store.path)
     return os.path.join(parent, f".{name}.compact-")
@@ -118,12 +200,17 @@ def sweep(store: parquet.ParquetStore) -> None:
 
 def runs_of_small(store: parquet.ParquetStore, file_bytes: int) -> Iterator[list[int]]:
     """Runs of two or more neighbouring batches with small files, on one side of a reset."""
-    forgotten = store.forgotten()
-    runs = groupby(store.numbers(), lambda number: (_is_small(store, number, file_bytes), number < forgotten))
-    for (is_small, _), numbers in runs:
-        run = list(numbers)
-        if is_small and len(run) > 1:
+    for run in _runs(store, lambda number: _is_small(store, number, file_bytes)):
+        if len(run) > 1:
             yield run
+
+
+def _runs(store: parquet.ParquetStore, is_small: Callable[[int], bool]) -> Iterator[list[int]]:
+    """Neighbouring batches that are small, on one side of a reset."""
+    forgotten = store.forgotten()
+    for (small, _), run in groupby(store.numbers(), lambda number: (is_small(number), number < forgotten)):
+        if small:
+            yield list(run)
 
 
 def _is_small(store: parquet.ParquetStore, number: int, file_bytes: int) -> bool:

@@ -283,7 +283,7 @@ class ParquetSinkWriter(Sink):
         self, definition: ParquetSink, pipeline: str, directory: str = ".", disk: Disk | None = None
     ) -> None:
         self.name = definition.name
-        self._definition = definition
+        self.definition = definition
         path = local_path(definition.path)
         where = os.path.abspath(os.path.join(directory, path)) if path is not None else ""
         self._is_local = path is not None
@@ -294,7 +294,7 @@ class ParquetSinkWriter(Sink):
         self._open: list[str] = []
 
     def check(self, rows: StructType) -> list[Problem]:
-        problems = check_partitioning(self._definition.partition_by, rows) + check_columns(rows)
+        problems = check_partitioning(self.definition.partition_by, rows) + check_columns(rows)
         if not self._is_local:
             problems.append(Problem("path", self._elsewhere()))
         problems += [
@@ -305,7 +305,7 @@ class ParquetSinkWriter(Sink):
             for name in stored_schema(rows).fieldNames()
             if name.lower() == "batch"
         ]
-        compression = self._definition.compression
+        compression = self.definition.compression
         if compression.lower() not in COMPRESSIONS:
             message = f"{compression!r} is not one of {', '.join(COMPRESSIONS)}"
             problems.append(Problem("compression", message))
@@ -313,7 +313,7 @@ class ParquetSinkWriter(Sink):
 
     def _elsewhere(self) -> str:
         return (
-            f"{self._definition.path} is not on a file system of this machine, and a batch is committed by renaming a "
+            f"{self.definition.path} is not on a file system of this machine, and a batch is committed by renaming a "
             "directory, which object stores do not do in one step; use Delta (`delta:`) there"
         )
 
@@ -364,7 +364,7 @@ class ParquetSinkWriter(Sink):
         return PreparedParquet(store, aside, layout, written, self.key)
 
     def _layout(self, held: Layout | None, rows: DataFrame) -> Layout:
-        by = self._definition.partition_by
+        by = self.definition.partition_by
         if held is not None and held.partition_by != by:
             was, now = (", ".join(names) or "nothing" for names in (held.partition_by, by))
             raise SinkError(
@@ -373,14 +373,14 @@ class ParquetSinkWriter(Sink):
             )
         columns = None if held is None else held.columns
         stored = stored_schema(rows.schema)
-        return Layout(fitting_schema(self.name, columns, stored, self._definition.schema), by)
+        return Layout(fitting_schema(self.name, columns, stored, self.definition.schema), by)
 
     def _write(self, batch: Batch, rows: DataFrame, aside: str) -> list[WrittenFile]:
-        disk, by = self.store.disk, self._definition.partition_by
+        disk, by = self.store.disk, self.definition.partition_by
         scratch = os.path.join(self.store.control, "scratch", batch.label)
         with explained(self.name, self.store.path):
             disk.create_directory(scratch)
-        definition = self._definition
+        definition = self.definition
         files = FileSet(scratch, by, definition.file_bytes, definition.compression.lower(), disk, self.key)
         try:
             written = write_files(rows, files)
