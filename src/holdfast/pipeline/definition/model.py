@@ -2,7 +2,6 @@
 
 Nothing here knows Spark. Values hold texts as they were written, `${…}` and `file:` references included: secrets are
 expanded at run time only, by whoever opens a connection, so that a definition can be printed, hashed and kept.
-
 It is also the one table of what a definition may hold: YAML is read by it, and the published JSON Schema is made from
 it. A field with a description is a key; its type says what may stand there (`shapes`) and whether references are
 expanded in it (`secrets`), its default what is meant where it is absent.
@@ -226,9 +225,10 @@ class Source:
     ] = Decoding()
     starting: Annotated[
         str,
-        Text("earliest, latest or a time"),
+        Text("earliest, latest, a time or a checkpoint"),
         VARIABLES,
-        "Where a pipeline without a ledger begins: earliest, latest, or a time such as 2026-01-31T00:00:00Z.",
+        "Where a pipeline without a ledger begins: earliest, latest, a time such as 2026-01-31T00:00:00Z, or "
+        "checkpoint:DIRECTORY, where the Spark job stands that has its checkpoint there.",
     ] = "earliest"
     values: Annotated[
         Mapping[TopicName, Decoding],

@@ -216,7 +216,7 @@ def _source(source: model.Source) -> Iterator[Finding]:
 
 
 def _starting(starting: str) -> Iterator[Finding]:
-    if starting in ("earliest", "latest") or is_reference(starting):
+    if starting in ("earliest", "latest") or starting.startswith("checkpoint:") or is_reference(starting):
         return
     try:
         datetime.datetime.fromisoformat(starting)
@@ -224,7 +224,8 @@ def _starting(starting: str) -> Iterator[Finding]:
         hint = nearest(starting, ("earliest", "latest"))
         yield Finding(
             ("source", "starting"),
-            f"{starting!r} is neither earliest, latest nor a time such as 2026-01-31T00:00:00Z{hint}",
+            f"{starting!r} is neither earliest, latest, a time such as 2026-01-31T00:00:00Z nor checkpoint:DIRECTORY"
+            f"{hint}",
         )
 
 

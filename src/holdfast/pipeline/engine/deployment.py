@@ -64,7 +64,9 @@ class Deployment:
         return KnownSinks(self.home(), self.canonical)
 
     def source(self, cluster: Cluster) -> SourceView:
-        return SourceView(cluster, self.definition.source, own_topics(self.definition))
+        return SourceView(
+            cluster, self.definition.source, own_topics(self.definition), self.definition.directory
+        )
 
     def sink_context(self) -> SinkContext:
         return SinkContext(self.definition.name, self.home_path, self.settings, uuid.uuid4().hex[:12])

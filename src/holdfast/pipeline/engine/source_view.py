@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from holdfast.pipeline.definition.errors import nearest
 from holdfast.pipeline.definition.model import Source
 from holdfast.pipeline.definition.naming import LEDGER_PREFIX
 from holdfast.pipeline.engine.planning import Ledgers, Log
+from holdfast.pipeline.engine.spark_checkpoint import PREFIX, beginning_of
 from holdfast.pipeline.guards import GuardTripped, check_positions
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.reader import OffsetSpec, TopicInfo, TopicPartition
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
 class SourceView:
     """Asks the cluster; keeps nothing but the question."""
 
-    def __init__(self, cluster: Cluster, source: Source, own_topics: Collection[str] = ()) -> None:
+    def __init__(
+        self, cluster: Cluster, source: Source, own_topics: Collection[str] = (), directory: str = "."
+    ) -> None:
         self.cluster = cluster
         self._source = source
+        self._directory = directory
+        """Where relative paths start."""
         self._own_topics = frozenset(own_topics)
         """Topics the pipeline writes to: a pattern never matches them, or it would read what it wrote."""
 
@@ -55,6 +61,8 @@ class SourceView:
             return {place: log.start for place, log in logs.items()}
         if starting == "latest":
             return {place: log.end for place, log in logs.items()}
+        if starting.startswith(PREFIX):
+            return beginning_of(os.path.join(self._directory, starting.removeprefix(PREFIX)), logs)
         spec: OffsetSpec = starting_ms(starting)
         partitions = {TopicPartition(place.topic, place.partition): place for place in logs}
         answers = self.cluster.offsets(partitions, spec)
@@ -124,7 +132,8 @@ def starting_ms(text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise DefinitionWrong(
-            f"source.starting is {text!r}: write earliest, latest, or a time such as 2026-01-31T12:00:00Z"
+            f"source.starting is {text!r}: write earliest, latest, a time such as 2026-01-31T12:00:00Z, "
+            "or checkpoint:DIRECTORY"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
