@@ -14,6 +14,7 @@ be at an address: its commit is one conditional put of the log's next version.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -55,8 +56,19 @@ def is_remote(master: str | None) -> bool:
 
 
 def master_of(definition: PipelineDefinition, master: str | None) -> str | None:
-    """Who runs the tasks: what the caller says, else the definition's `spark.master`, else nobody else."""
-    return master or definition.spark.get("spark.master")
+    """Who runs the tasks: what the caller says, the definition's `spark.master`, whom `spark-submit` was told, or
+    nobody else."""
+    return master or definition.spark.get("spark.master") or submitted_master()
+
+
+def submitted_master() -> str | None:
+    """The master of `spark-submit`, which has started the JVM already and this process from it."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return SparkConf().get("spark.master")
 
 
 def places_of(definition: PipelineDefinition) -> list[WrittenPath]:
