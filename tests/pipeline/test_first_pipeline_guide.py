@@ -37,7 +37,7 @@ def typed(place: Path, blocks: list[str], address: str) -> subprocess.CompletedP
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=800,
         check=False,
     )
 
@@ -51,6 +51,7 @@ def test_what_needs_no_spark_works_as_typed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.java
 def test_all_of_it_works_as_typed(tmp_path: Path) -> None:
     with BrokerProcess(str(tmp_path / "data")) as broker:
