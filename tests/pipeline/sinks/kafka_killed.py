@@ -15,7 +15,7 @@ from holdfast.pipeline.definition.loading import load_pipeline
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.sinks import kafka
 
-honest_send = kafka.send_by_tasks
+honest_send = kafka.send_by_tasks  # type: ignore[attr-defined]
 notes = sys.argv[2]
 driver = os.getpid()
 
@@ -32,7 +32,7 @@ def send(spark: Any, holding: Any, topic: str, envelope: Any, sendings: Any) -> 
 
             if not hasattr(Writer, "honest"):
                 Writer.honest = Writer._commit  # type: ignore[attr-defined]
-            Writer._commit = commit  # type: ignore[method-assign]
+            Writer._commit = commit  # type: ignore[method-assign, assignment]
             return envelope.messages(batch)
 
     def note(name: str) -> bool:
@@ -58,6 +58,6 @@ def send(spark: Any, holding: Any, topic: str, envelope: Any, sendings: Any) -> 
     honest_send(spark, holding, topic, Killing(), sendings)
 
 
-kafka.send_by_tasks = send
-kafka.TASK_ROWS = 10  # type: ignore[misc]
+setattr(kafka, "send_by_tasks", send)  # noqa: B010 - the module's own name for it, and its constant
+setattr(kafka, "TASK_ROWS", 10)  # noqa: B010
 run_pipeline(load_pipeline(sys.argv[1]).definition, master="local[2,2]")

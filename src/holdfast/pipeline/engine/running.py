@@ -449,7 +449,6 @@ class Loop:
             self._show()
 
     def _show(self) -> None:
-        """Make known outside the sinks how far they have come."""
         positions = {name: entry.positions for name, entry in self._entries().items()}
         if self.monitoring is not None:
             self.monitoring.show(lowest(positions), heads_of(self.workshop.ledgers, self.known.places))
