@@ -102,7 +102,7 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 ParquetSink(str(directory / "lake"), "lake", partition_by=("customer",)),
                 ParquetSink(str(directory / "totals"), "totals", rows="totals"),
                 PostgresSink(server.url, "orders", "table"),
-                PostgresSink(server.url, "newest", "newest", mode="upsert", key=("marked",), order="id"),
+                PostgresSink(server.url, "newest", "newest", mode="upsert", key=("marked",), order_by="id"),
                 KafkaSink(
                     "out",
                     key="marked",

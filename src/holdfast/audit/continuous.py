@@ -40,9 +40,9 @@ from holdfast.pipeline.definition.model import (
     Join,
     Keyed,
     PipelineDefinition,
-    PostgresSink,
     Window,
 )
+from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.positions import Place
 
 FULL_EVERY_DEFAULT: Final = 12
@@ -71,7 +71,7 @@ def remembering(definition: PipelineDefinition) -> str:
         if isinstance(step, Dedupe | Window | Keyed | Join):
             return f"step {step.name!r} remembers rows"
     for sink in definition.sinks:
-        if isinstance(sink, PostgresSink) and sink.mode == "upsert":
+        if merged(sink) is not None:
             return f"sink {sink.name!r} keeps the last row of each key"
     return ""
 

@@ -50,6 +50,7 @@ from holdfast.reader.errors import TopicMissing
 from holdfast.reader.model import TopicPartition
 from holdfast.real import RealFileSystem
 
+MERGED: Final = "it keeps one row for each key: rows that were proven may be replaced by newer ones"
 DELTA_LOG: Final = "_delta_log"
 GROWS: Final = ">="
 """A mark that begins so may only grow."""
@@ -150,6 +151,8 @@ def _parquet(root: str) -> Seen:
 
 
 def _delta(definition: PipelineDefinition, sink: DeltaSink) -> Seen:
+    if sink.mode != "append":
+        return Seen(unseen=MERGED)
     if "://" in sink.path.removeprefix("file://"):
         return Seen(unseen="its files are not on a file system of this machine")
     root = resolve_path(definition, sink.path.removeprefix("file://").removeprefix("file:"))
@@ -185,8 +188,8 @@ def _removals(path: str) -> int:
 
 
 def _postgres(sink: PostgresSink, proven: Mapping[Place, int]) -> Seen:
-    if sink.mode == "upsert":
-        return Seen(unseen="it is an upsert: rows that were proven may be replaced by newer ones")
+    if sink.mode != "append":
+        return Seen(unseen=MERGED)
     if sink.rows:
         return Seen(unseen="it has rows of a step, which name no offset")
     import psycopg

@@ -40,8 +40,9 @@ from holdfast.audit.scope import PipelineScope
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
 from holdfast.audit.source import LogEnds, PartitionWalk, SourceWalk
 from holdfast.pipeline.aside import LATE_FOR
-from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, PostgresSink, Step, Window
+from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, Step, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
+from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 
@@ -126,7 +127,7 @@ class SinkRows:
 def is_upsert(definition: PipelineDefinition, name: str) -> bool:
     """Whether a sink keeps one row for each key."""
     sink = next((each for each in definition.sinks if each.name == name), None)
-    return isinstance(sink, PostgresSink) and sink.mode == "upsert"
+    return merged(sink) is not None
 
 
 def main_sinks(definition: PipelineDefinition, readers: Mapping[str, SinkReader]) -> dict[str, SinkReader]:

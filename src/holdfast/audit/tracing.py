@@ -36,8 +36,16 @@ from holdfast.audit.stored import Stored, look_up
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.aside import LATE_FOR, LEAVING, AsideDamaged, batch_name, read_all
 from holdfast.pipeline.definition.columns import plain_columns
-from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, PostgresSink, Window
+from holdfast.pipeline.definition.model import (
+    DeltaSink,
+    Join,
+    Keyed,
+    PipelineDefinition,
+    PostgresSink,
+    Window,
+)
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, home_of
+from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster
@@ -130,7 +138,7 @@ def key_text(key: Mapping[str, Any]) -> str:
 
 
 def standing_for(
-    definition: PipelineDefinition, sink: PostgresSink, reader: SinkReader, record: pa.RecordBatch
+    definition: PipelineDefinition, sink: PostgresSink | DeltaSink, reader: SinkReader, record: pa.RecordBatch
 ) -> Standing | None:
     """What stands for this record's key in a table that is upserted; nothing where its key cannot be told."""
     key = content_of(definition, record, sink.rows).key(sink.key)
@@ -435,15 +443,8 @@ def _reads(definition: PipelineDefinition, topic: str) -> bool:
     return topic in source.topics or bool(source.pattern and re.fullmatch(source.pattern, topic))
 
 
-def _upsert(definition: PipelineDefinition, name: str) -> PostgresSink | None:
-    return next(
-        (
-            each
-            for each in definition.sinks
-            if each.name == name and isinstance(each, PostgresSink) and each.mode == "upsert"
-        ),
-        None,
-    )
+def _upsert(definition: PipelineDefinition, name: str) -> PostgresSink | DeltaSink | None:
+    return merged(next((each for each in definition.sinks if each.name == name), None))
 
 
 def _is_window(definition: PipelineDefinition, reader: SinkReader) -> bool:

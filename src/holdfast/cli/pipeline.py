@@ -369,7 +369,7 @@ def compact(file: FileArgument, sink: SinkOption = None, output: OutputOption = 
 @app.command(epilog=examples("holdfast pipeline schema > pipeline.schema.json"))
 def schema() -> None:
     """Print the JSON Schema of definitions, for editors that complete and check YAML."""
-    from holdfast.pipeline.definition.model import json_schema_text
+    from holdfast.pipeline.definition.editor_schema import json_schema_text
 
     sys.stdout.write(json_schema_text())
 

@@ -18,6 +18,7 @@ from holdfast.pipeline.core.failures import StepError, spark_message
 from holdfast.pipeline.definition.errors import Finding, Path
 from holdfast.pipeline.definition.functions import FunctionMissing, load_function
 from holdfast.pipeline.definition.model import (
+    DeltaSink,
     Expect,
     Filter,
     KafkaSink,
@@ -190,7 +191,7 @@ def _check_sinks(definition: PipelineDefinition, streams: Mapping[str, DataFrame
         if isinstance(sink, KafkaSink):
             texts = {("key",): sink.key, ("value",): sink.value}
             texts |= {("headers", name): text for name, text in sink.headers.items()}
-        elif isinstance(sink, PostgresSink):
+        elif isinstance(sink, PostgresSink | DeltaSink):
             texts = {("delete_when",): sink.delete_when}
         wrong = False
         for inner, text in texts.items():

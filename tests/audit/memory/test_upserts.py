@@ -110,7 +110,7 @@ def test_the_greatest_of_an_order_stands_whatever_the_batches(
     records = [
         sent(number % 2, "abcde"[number % 5], number, number, amount=7 * number % 9) for number in range(20)
     ]
-    play = world((), records, [7, 13], sinks=(replace(TABLE, order="amount"),))
+    play = world((), records, [7, 13], sinks=(replace(TABLE, order_by="amount"),))
     best: dict[str, tuple[int, int, int]] = {}
     for partition, log in enumerate(play.logs):
         for offset, record in enumerate(log):

@@ -150,6 +150,19 @@ def change_cell(world: World, sink: Sink, chance: Chance) -> Damage:
     return Damage(f"a cell of {column} is changed", sink.name, (column,))
 
 
+def cell_without_digest(world: World, sink: Sink, chance: Chance) -> Damage:
+    """A cell is changed, and the rows look as if they had never had a digest."""
+    if sink.kind != "merge":
+        raise Undone
+    damage = change_cell(world, sink, chance)
+    for path in paths_of(world, sink):
+        file = DataFile.read(path)
+        for row in file.rows:
+            row["_hf_content"] = None
+        file.write()
+    return Damage(f"{damage.what}, and no row has a digest any more", sink.name)
+
+
 def swap_cells(world: World, sink: Sink, chance: Chance) -> Damage:
     """Two rows, of one file or of two, have each other's value."""
     one = _file(world, sink, chance)
@@ -238,11 +251,11 @@ def swap_files(world: World, sink: Sink, chance: Chance) -> Damage:
         raise Undone
     for _ in range(20):
         one, two = chance.sample(paths, 2)
-        if sink.kind == "delta" or os.path.dirname(one) != os.path.dirname(two):
+        if sink.kind != "parquet" or os.path.dirname(one) != os.path.dirname(two):
             break
     else:
         raise Undone
-    if sink.kind == "delta" and not _differ(world, sink, one, two):
+    if sink.kind != "parquet" and not _differ(world, sink, one, two):
         raise Undone
     kept = Path(one).read_bytes()
     Path(one).write_bytes(Path(two).read_bytes())
@@ -264,7 +277,7 @@ def _differ(world: World, sink: Sink, one: str, two: str) -> bool:
 def rename_partition(world: World, sink: Sink, chance: Chance) -> Damage:
     if not sink.partition_by:
         raise Undone
-    if sink.kind == "delta":
+    if sink.kind != "parquet":
         return _rename_in_log(world, sink, chance)
     found = [
         path

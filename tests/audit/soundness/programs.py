@@ -161,7 +161,7 @@ class Step:
 @dataclass(frozen=True)
 class Sink:
     kind: str
-    """parquet, delta, append, upsert, kafka."""
+    """parquet, delta, append, kafka; upsert is PostgreSQL's, merge Delta's."""
     name: str
     takes: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class Sink:
 
     @property
     def key(self) -> tuple[str, ...]:
-        return tuple(self.words.get("key", ())) if self.kind == "upsert" else ()
+        return tuple(self.words.get("key", ())) if self.kind in ("upsert", "merge") else ()
 
 
 @dataclass(frozen=True)
@@ -340,6 +340,8 @@ class Program:
                 if sink.kind == "parquet" and self.seed % 3 == 0:
                     words["compact"] = 2  # merged by the runs themselves, after every other batch
                 return {sink.kind: {"path": sink.name, "schema": "add-columns", **words}}
+            case "merge":
+                return {"delta": {"path": sink.name, "schema": "add-columns", "mode": "upsert", **words}}
             case "kafka":
                 topic = f"{self.name}-{sink.name}"
                 settings = {"compression.type": self.compression}
@@ -549,9 +551,10 @@ class Maker:
         if streams and chance.random() < (0.65 if number == 0 else 0.4):
             takes = chance.choice(streams)
         kind = chance.choice(("parquet", "parquet", "delta", "delta", "append", "upsert", "kafka", "kafka"))
-        if kind == "upsert" and takes not in ("", "totals"):
-            kind = "append"
         there = program.rows_columns(takes)
+        # A window of a city that nobody knows has no key.
+        if kind == "upsert" and (takes not in ("", "totals") or (takes and "city" in there)):
+            kind = "append"
         words: dict[str, Any] = {}
         by = [name for name in ("who", "day", "bucket", "paid", "rank", "shouted") if name in there]
         match kind:
@@ -559,6 +562,11 @@ class Maker:
                 words["partition_by"] = chance.sample(by, chance.choice((1, 1, min(2, len(by)))))
             case "upsert":
                 words = self._upsert(program, takes, there)
+                if self.seed % 2:
+                    kind = "merge"
+                    others = [name for name in by if name not in words.get("delete_when", "")]
+                    if others and self.seed % 3 == 0:
+                        words["partition_by"] = others[:1]
             case "kafka":
                 words = self._kafka(program, takes, there)
         return replace(program, sinks=(*program.sinks, Sink(kind, f"{kind}-{number}", takes, words)))
@@ -570,7 +578,7 @@ class Maker:
         names = [name for name in ("who", "shouted", "bucket", "label", "marked") if name in there]
         key = [self.chance.choice(names)]
         if self.chance.random() < 0.7:
-            return {"key": key, "order": "id"}
+            return {"key": key, "order_by": "id"}
         gone = self.chance.choice([name for name in ("note", "remark", "paid", "who") if name in there])
         text = {"paid": "paid", "who": "who = 'cat'"}.get(gone, f"{gone} IS NULL")
         meaning: Callable[[Row], Any] = {

@@ -137,7 +137,7 @@ def _names(value: Any) -> Any:
 
 def change_source(world: World, sink: Sink, chance: Chance) -> Damage:
     """A message of the source says something else than the row that was made of it."""
-    if sink.takes or sink.kind == "upsert":
+    if sink.takes or sink.kind in ("upsert", "merge"):
         raise Undone
     origins = world.program.origins()
     places = _places(world, sink)
@@ -306,6 +306,7 @@ TO_FILES: Final[tuple[Stroke, ...]] = (
     files.lose_last_batch, files.older_copy, files.older_copy_and_home, files.change_ledger, files.row_and_ledger,
     files.row_and_ledger_gone, change_source, change_source, change_source_of_window,
 )  # fmt: skip
+TO_MERGED: Final[tuple[Stroke, ...]] = (*TO_FILES, files.cell_without_digest, files.cell_without_digest)
 TO_TABLES: Final[tuple[Stroke, ...]] = (
     tables.change_table_cell, tables.change_table_cell, tables.change_table_cell, tables.change_table_cell,
     tables.swap_table_cells, tables.swap_table_cells, tables.delete_table_row, tables.double_table_row,
@@ -320,11 +321,12 @@ TO_ALL: Final[tuple[Stroke, ...]] = (
     change_aside,
 )  # fmt: skip
 BY_KIND: Final[Mapping[str, tuple[Stroke, ...]]] = {
-    "parquet": TO_FILES, "delta": TO_FILES, "append": TO_TABLES, "upsert": TO_TABLES, "kafka": TO_TOPICS,
+    "parquet": TO_FILES, "delta": TO_FILES, "merge": TO_MERGED, "append": TO_TABLES, "upsert": TO_TABLES,
+    "kafka": TO_TOPICS,
 }  # fmt: skip
 
 
-STROKES: Final = tuple(dict.fromkeys((*TO_FILES, *TO_TABLES, *TO_TOPICS, *TO_ALL)))
+STROKES: Final = tuple(dict.fromkeys((*TO_MERGED, *TO_TABLES, *TO_TOPICS, *TO_ALL)))
 
 
 def damage(world: World, chance: Chance) -> Damage | None:

@@ -323,7 +323,7 @@ class World:
         found = [
             sink
             for sink in self.program.sinks
-            if sink.kind in ("parquet", "delta") and (self.directory / sink.name).exists()
+            if sink.kind in ("parquet", "delta", "merge") and (self.directory / sink.name).exists()
         ]
         if not found:
             return

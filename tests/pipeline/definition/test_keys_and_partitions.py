@@ -50,12 +50,12 @@ def test_a_key_that_nothing_ties_to_a_partition_is_said(steps: str, sinks: str) 
 
 
 def test_an_order_makes_an_upsert_right() -> None:
-    assert not warned(sinks=UPSERT % ", order: at")
+    assert not warned(sinks=UPSERT % ", order_by: at")
 
 
 def test_pairs_of_a_join_have_no_order_but_the_one_that_is_named() -> None:
     assert warned(KEYED, JOIN, UPSERT % ", rows: j")
-    assert not warned(KEYED, JOIN, UPSERT % ", rows: j, order: id")
+    assert not warned(KEYED, JOIN, UPSERT % ", rows: j, order_by: id")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,6 @@ def test_an_order_beside_deletes_is_refused() -> None:
     with pytest.raises(
         DefinitionError, match="leaves nothing behind that an older row could be compared with"
     ):
-        warned(sinks=UPSERT % ", order: at, delete_when: id < 0")
+        warned(sinks=UPSERT % ", order_by: at, delete_when: id < 0")
     with pytest.raises(DefinitionError, match="append keeps every row; it needs 'mode: upsert'"):
-        warned(sinks=(UPSERT % ", order: at").replace("mode: upsert, key: id", "mode: append"))
+        warned(sinks=(UPSERT % ", order_by: at").replace("mode: upsert, key: id", "mode: append"))

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.support.tiers import examples
 
 from holdfast.pipeline.definition.documents import Findings, from_yaml
+from holdfast.pipeline.definition.editor_schema import json_schema, json_schema_text
 from holdfast.pipeline.definition.errors import DefinitionError
 from holdfast.pipeline.definition.example import DEFINITION
 from holdfast.pipeline.definition.loading import from_document
-from holdfast.pipeline.definition.model import PIPELINE, json_schema, json_schema_text
+from holdfast.pipeline.definition.model import PIPELINE
 
 DOCS = Path(__file__).parents[3] / "docs"
 LEAST: dict[str, Any] = {"pipeline": "p", "source": {"topics": ["t"]}, "sinks": [{"parquet": "out"}]}

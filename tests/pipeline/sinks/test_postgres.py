@@ -157,7 +157,7 @@ def test_the_greatest_of_an_order_wins_however_rows_come(
         {"id": 3, "name": "1-2", "at": 4},
     ]
     frame = rows(values, "id bigint, name string, at bigint", partitions=2)
-    sink, cut = make(mode="upsert", key=("id",), order="at"), batches("postgres")
+    sink, cut = make(mode="upsert", key=("id",), order_by="at"), batches("postgres")
     for number, taken in enumerate(cuts):
         places = " OR ".join(f"(_hf.partition = {at % 2} AND _hf.offset = {at // 2})" for at in taken)
         cut.write(sink, cut.at(number, number + 1), frame.where(places))
@@ -479,8 +479,8 @@ def test_a_definition_that_does_not_fit_is_told(rows: Any) -> None:
         PostgresSink("", "t", mode="upsert", key=("no",)): "key",
         PostgresSink("", "t", mode="upsert", key=("id", "name")): "key",
         PostgresSink("", "t", delete_when="true"): "delete_when",
-        PostgresSink("", "t", mode="upsert", key=("id",), order="name"): "order",
-        PostgresSink("", "t", mode="upsert", key=("id",), order="nothing"): "order",
+        PostgresSink("", "t", mode="upsert", key=("id",), order_by="name"): "order_by",
+        PostgresSink("", "t", mode="upsert", key=("id",), order_by="nothing"): "order_by",
         PostgresSink("", "t", mode="upsert", key=("id",), delete_when="id"): "delete_when",
         PostgresSink("", "t", mode="upsert", key=("id",), delete_when="nothing"): "delete_when",
     }

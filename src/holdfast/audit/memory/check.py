@@ -57,6 +57,7 @@ from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
     Dedupe,
+    DeltaSink,
     Join,
     Keyed,
     PipelineDefinition,
@@ -67,7 +68,7 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.definition.streams import DUPLICATES, LATE, is_stateful
+from holdfast.pipeline.definition.streams import DUPLICATES, LATE, is_stateful, merged
 from holdfast.pipeline.positions import Place
 
 DUPLICATE: Final = "duplicate"
@@ -130,13 +131,10 @@ class MemoryCheck:
         return [step for step in self._definition.steps if is_stateful(step)]
 
     @property
-    def _upserts(self) -> list[PostgresSink]:
+    def _upserts(self) -> list[PostgresSink | DeltaSink]:
         steps = {step.name for step in self._definition.steps if is_stateful(step)}
-        return [
-            sink
-            for sink in self._definition.sinks
-            if isinstance(sink, PostgresSink) and sink.mode == "upsert" and sink.rows not in steps
-        ]
+        found = (merged(sink) for sink in self._definition.sinks if sink.rows not in steps)
+        return [sink for sink in found if sink is not None]
 
     def begin(self, spans: Spans) -> Observer | None:
         """What has to see every record of these spans."""
@@ -160,8 +158,8 @@ class MemoryCheck:
             plain = self._plain(sink.rows)
             yield from (plain[name] for name in sink.key if name in plain)
             yield from (KEY_PREFIX + name for name in sink.key)
-            if sink.order is not None:
-                yield plain.get(sink.order, "")
+            if sink.order_by is not None:
+                yield plain.get(sink.order_by, "")
             if sink.delete_when is not None:
                 yield from (field for name, field in plain.items() if name in sink.delete_when)
 
@@ -519,7 +517,7 @@ class _Examination:
 
     # -------------------------------------------------------------------- one row for each key
 
-    def _upsert(self, sink: PostgresSink) -> dict[Place, Numbers]:
+    def _upsert(self, sink: PostgresSink | DeltaSink) -> dict[Place, Numbers]:
         reader = self._readers.get(sink.name)
         if reader is None:
             return {}
@@ -532,14 +530,14 @@ class _Examination:
             for name, field in self._check._plain(sink.rows).items()
             if field in self._rows.columns
         }
-        columns |= self._columns(sink.rows, (*sink.key, *filter(None, (sink.order,))))
+        columns |= self._columns(sink.rows, (*sink.key, *filter(None, (sink.order_by,))))
         if sink.delete_when is not None and condition_flags(sink.delete_when, self._rows, columns) is None:
             columns |= self._computed(sink.rows, {DELETES: f"coalesce(({sink.delete_when}), false)"})
         columns |= keys_of_tombstones(sink, self._rows, columns)
         chain = self._chains[sink.name]
         turns = chain.turns_of(self._rows).astype(np.int64) if chain.is_whole else None
-        if sink.order in columns:
-            turns = ranks(columns[sink.order])
+        if sink.order_by in columns:
+            turns = ranks(columns[sink.order_by])
         check = UpsertCheck(sink, reader, self._rows, columns, np.flatnonzero(reaching), turns, self._ends)
         self._found += check.examine()
         return self._rows.offsets_by_place(check.superseded)

@@ -2,7 +2,7 @@
 
 A batch writes, of the rows of a key, the last by topic, partition and offset; a later batch replaces it, and a row for
 which `delete_when` is true removes the key. So the record that stands is the last of its key by batch, topic, partition
-and offset, and every other one is superseded. Where the sink names an `order`, its column stands for the batch.
+and offset, and every other one is superseded. Where the sink names an `order_by`, its column stands for the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.audit.decoding import KEY_PREFIX
 from holdfast.audit.memory.rows import Codes, Flags, KeysDiffer, KeySpace, Numbers, Rows, key_text, sorting
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding
 from holdfast.audit.sinks.base import SinkReader
-from holdfast.pipeline.definition.model import PostgresSink
+from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
 from holdfast.pipeline.positions import Place
 
 NAMED_MAX: Final = 20
@@ -94,7 +94,7 @@ def _flags(column: pa.ChunkedArray) -> Flags:
 
 
 def keys_of_tombstones(
-    sink: PostgresSink, rows: Rows, columns: Mapping[str, pa.ChunkedArray]
+    sink: PostgresSink | DeltaSink, rows: Rows, columns: Mapping[str, pa.ChunkedArray]
 ) -> dict[str, pa.ChunkedArray]:
     """The columns of the key in which records that delete and have no value take the record's key for it."""
     if sink.delete_when is None:
@@ -130,7 +130,7 @@ class UpsertCheck:
 
     def __init__(
         self,
-        sink: PostgresSink,
+        sink: PostgresSink | DeltaSink,
         reader: SinkReader,
         rows: Rows,
         columns: Mapping[str, pa.ChunkedArray],
@@ -150,7 +150,7 @@ class UpsertCheck:
     def examine(self) -> Examined:
         names = list(self._sink.key)
         table = read_table(self._reader, names, self._rows, self._ends)
-        ordered = [] if self._sink.order is None else [self._sink.order]
+        ordered = [] if self._sink.order_by is None else [self._sink.order_by]
         missing = [name for name in (*names, *ordered) if name not in self._columns]
         if missing:
             return self._without_key(table, missing[0])

@@ -64,7 +64,8 @@ from holdfast.audit.memory.windows import (
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Unproven, WindowAccount, gap
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.unaltered import RESET
-from holdfast.pipeline.definition.model import PostgresSink, SinkDefinition, Window
+from holdfast.pipeline.definition.model import SinkDefinition, Window
+from holdfast.pipeline.definition.streams import merged
 
 NAMED_MAX: Final = 20
 """Findings of one kind that are told one by one; the rest is told as a number."""
@@ -175,7 +176,7 @@ class WindowCheck:
         self._hidden = chain.made_by(taken.others)
         """Batches whose windows were others."""
         self._reader = reader
-        self._is_upsert = isinstance(sink, PostgresSink) and sink.mode == "upsert"
+        self._is_upsert = merged(sink) is not None
         self._told = Told(reader.name, taken.step.name)
         self._unproven: list[Unproven] = []
         self._account = WindowAccount(reader.name, taken.step.name)

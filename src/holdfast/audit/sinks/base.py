@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 LINEAGE: Final = "_hf"
+CONTENT: Final = "_hf_content"
 ERASED: Final = "erased by "
 """How the words for an erased row begin."""
 
@@ -87,7 +88,11 @@ class ContentBatch:
 
 
 def contents_of(
-    batch: pa.RecordBatch, types: Mapping[str, str], texts: Mapping[str, str | None], *, is_before_reset: bool
+    batch: pa.RecordBatch,
+    types: Mapping[str, str],
+    texts: Mapping[str, str | None],
+    is_before_reset: bool,
+    keeps_digests: bool | None,
 ) -> Iterator[ContentBatch]:
     """Of rows with their lineage as a struct; those without one are nobody's."""
     if LINEAGE not in batch.schema.names:
@@ -98,8 +103,19 @@ def contents_of(
         columns,
         dict(zip((each.name for each in places.type), places.flatten(), strict=True)),
         {name: text for name, text in texts.items() if name in types and name not in columns},
-        is_before_reset=is_before_reset,
+        _digests(batch) if keeps_digests else None,
+        is_before_reset,
     )
+
+
+def _digests(batch: pa.RecordBatch) -> list[int | None]:
+    """As they stand beside rows in files, 16 bytes each; other bytes are no row's digest."""
+    if CONTENT not in batch.schema.names:
+        return [None] * batch.num_rows
+    kept: list[bytes | None] = batch.column(CONTENT).to_pylist()
+    return [
+        None if each is None else int.from_bytes(each, "little") if len(each) == 16 else -1 for each in kept
+    ]
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,17 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch, as_ranges
 from holdfast.audit.model import Unproven, gap
 from holdfast.audit.sinks import files
 from holdfast.audit.sinks.base import (
+    CONTENT,
+    KeyedBatch,
     SinkScope,
     SinkUnreadable,
+    WindowBatch,
     number_holes,
     read_entry,
 )
@@ -55,6 +59,11 @@ class DeltaReader(files.FilesReader):
         }
         self._adds = {add.path: add for commit in self.log.commits.values() for add in commit.adds}
         self._foreign_rows = 0
+        self._is_merged = sink.mode != "append"
+        """It keeps one row for each key: commits of the pipeline take rows out, too."""
+        schema = json.loads((self.log.state.metadata or {}).get("schemaString") or '{"fields": []}')
+        has_digests = CONTENT in [each["name"] for each in schema["fields"]]
+        self.keeps_digests = has_digests if self._is_merged else None
 
     # -------------------------------------------------------------------- the ledger
 
@@ -185,7 +194,8 @@ class DeltaReader(files.FilesReader):
     def _spans_of(self, add: Add) -> dict[tuple[str, int], list[tuple[int, int]]]:
         """What the commit that added a file took; nothing where several were merged into it."""
         entry = self._by_version.get(self._added_in.get(add.path, -1))
-        return {} if entry is None or self._is_tap or not add.is_change else files.spans_of([entry.range])
+        is_known = entry is not None and add.is_change and not self._is_tap and not self._is_merged
+        return files.spans_of([entry.range]) if entry is not None and is_known else {}
 
     @cached_property
     def _kinds(self) -> dict[str, pa.DataType]:
@@ -194,6 +204,23 @@ class DeltaReader(files.FilesReader):
 
     def _constants(self, add: Add) -> dict[str, pa.Scalar]:
         return files.typed_values(add.values, self._kinds)
+
+    # -------------------------------------------------------------------- one row for each key
+
+    def columns(self) -> Sequence[str]:
+        return [name for name in super().columns() if name != CONTENT]
+
+    def windows(self) -> Iterator[WindowBatch]:
+        for batch in super().windows():
+            names = [name for name in batch.rows.schema.names if name != CONTENT]
+            yield WindowBatch(batch.rows.select(names), batch.where)
+
+    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
+        """By partition, since a batch has one; of a column that a file lacks, null."""
+        for file in self._files():
+            with self._noting(file):
+                for table in files.tables(file.path, columns, file.constants()):
+                    yield from _keyed(table, columns, file.where)
 
     # -------------------------------------------------------------------- what is wrong
 
@@ -215,6 +242,8 @@ class DeltaReader(files.FilesReader):
         if entry is not None and entry.erased is not None:
             self._check_erasure(commit, entry)
             return
+        if entry is not None and self._is_merged:
+            return  # what came and went is held against the keys of the records, and against the digests
         if entry is not None:
             added = sum(self._rows_of(add) for add in commit.adds)
             if added != entry.rows:
@@ -362,6 +391,32 @@ class DeltaReader(files.FilesReader):
                 )
             )
         return found
+
+
+def _keyed(table: pa.Table, columns: Sequence[str], where: str) -> Iterator[KeyedBatch]:
+    """Rows of which a part of the lineage is null or forgotten are from nowhere."""
+    rows, there = table.num_rows, set(table.column_names)
+    keys = pa.table({name: table.column(name) if name in there else pa.nulls(rows) for name in columns})
+    places = [
+        table.column(f"_hf_{name}").combine_chunks()
+        if f"_hf_{name}" in there
+        else pa.nulls(rows, pa.string())
+        for name in files.PARTS
+    ]
+    topics = pc.fill_null(places[0].cast(pa.string()), NOWHERE)
+    numbers, offsets, indexes = (
+        np.asarray(pc.fill_null(each.cast(pa.int64()), -1).to_numpy(zero_copy_only=False), np.int64)
+        for each in places[1:]
+    )
+    is_known = (numbers >= 0) & (offsets >= 0) & (indexes >= 0) & (np.asarray(topics) != NOWHERE)
+    encoded = topics.dictionary_encode()
+    mixed = np.where(is_known, (np.asarray(encoded.indices, np.int64) << 32) | numbers, -1)
+    for code in np.unique(mixed).tolist():
+        chosen = np.flatnonzero(mixed == code)
+        topic = NOWHERE if code < 0 else str(encoded.dictionary[code >> 32])
+        number = -1 if code < 0 else code & 0xFFFFFFFF
+        lineage = LineageBatch(topic, number, offsets[chosen], indexes[chosen].astype(np.int32), where)
+        yield KeyedBatch(keys.take(chosen).combine_chunks().to_batches()[0], lineage)
 
 
 def _leads_to(before: Entry, after: Entry) -> bool:

@@ -548,7 +548,7 @@ class FilesReader(ABC):
         for file in self._not_below(scope):
             with self._noting(file), _telling():
                 for _, batch in _batches(file.path, None):
-                    yield from contents_of(batch, types, file.texts, is_before_reset=file.is_before_reset)
+                    yield from contents_of(batch, types, file.texts, file.is_before_reset, self.keeps_digests)
 
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
         raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")

@@ -144,7 +144,7 @@ class PostgresReader:
 
     @property
     def keeps_digests(self) -> bool | None:
-        return CONTENT in self.column_types if self._sink.mode == "upsert" else None
+        return CONTENT in self.column_types if self._sink.mode != "append" else None
 
     def _read_ledger(self) -> list[Entry]:
         if not self._has_ledger:

@@ -17,7 +17,11 @@ FIXED: Final = {
     "parquet": {
         "partition_by": "Its directories are named by the old columns, and readers cannot make sense of both."
     },
-    "delta": {"partition_by": "A table's partition columns cannot be changed."},
+    "delta": {
+        "partition_by": "A table's partition columns cannot be changed.",
+        "mode": "The table was made for the other mode: what is there is not what the new one would have kept.",
+        "key": "The table has one row for each of the old key.",
+    },
     "postgres": {
         "mode": "The table was made for the other mode: upsert needs a primary key, and append none.",
         "key": "The table's primary key is the old one.",

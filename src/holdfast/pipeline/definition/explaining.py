@@ -17,7 +17,7 @@ from holdfast.pipeline.definition import model
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.functions import name_of
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, kind_of_sink, kind_of_step
-from holdfast.pipeline.definition.streams import LATE, Stream, decodings_of, takers
+from holdfast.pipeline.definition.streams import LATE, Stream, decodings_of, merged, takers
 
 
 class Strength(IntEnum):
@@ -254,14 +254,18 @@ def _place(sink: model.SinkDefinition) -> Hop:
             return Hop(sink.name, kind, sink.path, why)
         case model.DeltaSink():
             why = "one commit of the table holds the batch's files and its positions"
-            return Hop(sink.name, kind, without_password(sink.path), why)
+            place = without_password(sink.path)
+            return Hop(sink.name, kind, f"{_kept(sink)} in {place}" if merged(sink) else place, why)
         case model.PostgresSink():
-            rows = f"the last row of each {', '.join(sink.key)}" if sink.mode == "upsert" else "every row"
-            what = f"{rows} in {sink.schema_name}.{sink.table} of {without_password(sink.url)}"
+            what = f"{_kept(sink)} in {sink.schema_name}.{sink.table} of {without_password(sink.url)}"
             why = "rows and ledger change in one transaction; as durable as the server's fsync"
             return Hop(sink.name, kind, what, why)
         case model.KafkaSink():
             return _kafka(sink)
+
+
+def _kept(sink: model.PostgresSink | model.DeltaSink) -> str:
+    return f"the last row of each {', '.join(sink.key)}" if merged(sink) else "every row"
 
 
 def _kafka(sink: model.KafkaSink) -> Hop:

@@ -21,7 +21,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from holdfast.pipeline.definition.functions import source_of
-from holdfast.pipeline.definition.model import Keyed, PipelineDefinition, Python
+from holdfast.pipeline.definition.model import DeltaSink, Keyed, PipelineDefinition, Python
 from holdfast.pipeline.definition.naming import dead_letter_of, kind_of_sink, kind_of_step
 from holdfast.pipeline.positions import to_text
 
@@ -32,8 +32,10 @@ LEFT_OUT: Final = frozenset(
     {"directory", "trigger", "home", "monitoring_group", "batch_records", "batch_bytes", "unordered"}
     | {"compact"}
 )
-ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": "", "order": None}
+ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": "", "order_by": None}
 """Words of the source and of sinks that version 1 began without, with what they are when they are not used."""
+ADDED_TO_DELTA: Final[Mapping[str, Any]] = {"mode": "append", "key": [], "delete_when": None}
+"""Words that PostgreSQL sinks had from the beginning."""
 
 STATEFUL: Final = frozenset({"dedupe", "window", "keyed", "join"})
 WITH_OWN_ROWS: Final = frozenset({"window", "keyed", "join"})
@@ -112,7 +114,8 @@ def _plain(value: Any) -> Any:
             for each in fields(value)
             if each.name not in LEFT_OUT
         }
-        return {name: each for name, each in plain.items() if name not in ADDED or each != ADDED[name]}
+        added = {**ADDED, **ADDED_TO_DELTA} if isinstance(value, DeltaSink) else ADDED
+        return {name: each for name, each in plain.items() if name not in added or each != added[name]}
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list):

@@ -9,7 +9,6 @@ expanded in it (`secrets`), its default what is meant where it is absent.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -85,6 +84,16 @@ PartitionBy = Annotated[tuple[ColumnName, ...], "Columns that become directories
 FileBytes = Annotated[int, Size(), "Size a file should have.", Given(shown="128MiB")]
 OnSchemaChange = Annotated[
     SchemaChange, "When rows bring a new column: stop, or add it. A changed type always stops."
+]
+Mode = Annotated[Literal["append", "upsert"], "Every row is kept, or the last row of each key."]
+TableKey = Annotated[
+    tuple[ColumnName, ...], "Upsert: what makes a row one of its own; PostgreSQL's primary key."
+]
+DeleteWhen = Annotated[Expression | None, "Upsert: a row for which this is true deletes its key."]
+OrderBy = Annotated[
+    ColumnName | None,
+    "Upsert: the row with its greatest value wins, then the last by topic, partition and offset, wherever and whenever "
+    "it was read; without it the row that was read last.",
 ]
 Side = Annotated[str, Text("a topic, or an SQL condition")]
 
@@ -466,6 +475,11 @@ class DeltaSink:
     file_bytes: FileBytes = 128 * 1024 * 1024
     schema: OnSchemaChange = "fail"
     rows: Rows = ""
+    mode: Mode = "append"
+    key: TableKey = ()
+    delete_when: DeleteWhen = None
+    order_by: OrderBy = None
+    unordered: Unordered = False
 
 
 @dataclass(frozen=True)
@@ -480,21 +494,16 @@ class PostgresSink:
     ]
     table: Annotated[str, Text("a table"), VARIABLES, "Made when it is missing."]
     name: SinkName = "postgres"
-    mode: Annotated[Literal["append", "upsert"], "Every row is kept, or the last row of each key."] = "append"
-    key: Annotated[tuple[ColumnName, ...], "The primary key, for upsert."] = ()
-    delete_when: Annotated[Expression | None, "Upsert: a row for which this is true deletes its key."] = None
+    mode: Mode = "append"
+    key: TableKey = ()
+    delete_when: DeleteWhen = None
     schema: OnSchemaChange = "fail"
     schema_name: Annotated[str, Text("a schema"), VARIABLES, "The database schema the table is in."] = (
         "public"
     )
     rows: Rows = ""
-    order: Annotated[
-        ColumnName | None,
-        "Upsert: the row with its greatest value wins, wherever and whenever it was read; without it "
-        "the row that was read last.",
-    ] = None
+    order_by: OrderBy = None
     unordered: Unordered = False
-    """Upsert: whichever row of a key is read last may win."""
 
 
 @dataclass(frozen=True)
@@ -507,12 +516,10 @@ class KafkaSink:
     settings: ClientSettings = field(default_factory=dict)
     key: Annotated[Expression | None, "The record's key; without it the source record's."] = None
     value: Annotated[Expression | None, "The record's value; without it all columns as a JSON object."] = None
-    """A string or binary."""
     headers: Annotated[Mapping[str, Expression], "Headers: SQL by name."] = field(default_factory=dict)
     writers: Annotated[int, Count(most=64), "Transactional producers side by side."] = 1
     rows: Rows = ""
     unordered: Unordered = False
-    """Records of one key may be written in any order."""
 
 
 @dataclass(frozen=True)
@@ -585,16 +592,3 @@ class PipelineDefinition:
 
 
 PIPELINE: Final = Record.of("a pipeline", PipelineDefinition)
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a definition, for editors; made from the table that definitions are read by."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "holdfast pipeline",
-        **PIPELINE.schema(),
-    }
-
-
-def json_schema_text() -> str:
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"

@@ -110,24 +110,10 @@ def _sink(sink: model.SinkDefinition, path: Path) -> Iterator[Finding]:
                     f"{remote[0]} cannot rename a directory in one step, which is how Parquet batches commit; "
                     "use a delta sink there",
                 )
+            if isinstance(sink, model.DeltaSink):
+                yield from _merging(sink, path)
         case model.PostgresSink():
-            if sink.mode == "upsert" and not sink.key:
-                yield Finding(path, "upsert needs 'key': the columns of the primary key")
-            if sink.mode == "append" and sink.key:
-                yield Finding((*path, "key"), "a key is for 'mode: upsert'; append keeps every row")
-            if sink.mode == "append" and sink.order is not None:
-                yield Finding((*path, "order"), "append keeps every row; it needs 'mode: upsert'")
-            if sink.order is not None and sink.delete_when is not None:
-                yield Finding(
-                    (*path, "order"),
-                    "a key that was deleted leaves nothing behind that an older row could be compared with, which is "
-                    "read later: keep such rows, with a column that says so, and leave out 'delete_when'; or leave out "
-                    "'order' where all rows of a key come through one partition",
-                )
-            if sink.mode == "append" and sink.delete_when is not None:
-                yield Finding((*path, "delete_when"), "append deletes nothing; it needs 'mode: upsert'")
-            yield from shared.check_columns(sink.key, (*path, "key"))
-            yield from shared.check_expressions({"delete_when": sink.delete_when}, path)
+            yield from _merging(sink, path)
             yield from shared.check_password(sink.url, (*path, "url"))
         case model.KafkaSink():
             yield from shared.check_topic(sink.topic, (*path, "topic"))
@@ -138,6 +124,27 @@ def _sink(sink: model.SinkDefinition, path: Path) -> Iterator[Finding]:
                 if name.startswith("hf-"):
                     message = "headers that start with 'hf-' are holdfast's own"
                     yield Finding((*path, "headers", name), message)
+
+
+def _merging(sink: model.PostgresSink | model.DeltaSink, path: Path) -> Iterator[Finding]:
+    """Of sinks that may keep one row for each key."""
+    if sink.mode == "upsert" and not sink.key:
+        yield Finding(path, "upsert needs 'key': the columns that make a row one of its own")
+    if sink.mode == "append" and sink.key:
+        yield Finding((*path, "key"), "a key is for 'mode: upsert'; append keeps every row")
+    if sink.mode == "append" and sink.order_by is not None:
+        yield Finding((*path, "order_by"), "append keeps every row; it needs 'mode: upsert'")
+    if sink.order_by is not None and sink.delete_when is not None:
+        yield Finding(
+            (*path, "order_by"),
+            "a key that was deleted leaves nothing behind that an older row could be compared with, which is "
+            "read later: keep such rows, with a column that says so, and leave out 'delete_when'; or leave out "
+            "'order_by' where all rows of a key come through one partition",
+        )
+    if sink.mode == "append" and sink.delete_when is not None:
+        yield Finding((*path, "delete_when"), "append deletes nothing; it needs 'mode: upsert'")
+    yield from shared.check_columns(sink.key, (*path, "key"))
+    yield from shared.check_expressions({"delete_when": sink.delete_when}, path)
 
 
 def _place(definition: model.PipelineDefinition, sink: model.SinkDefinition) -> tuple[str, ...]:

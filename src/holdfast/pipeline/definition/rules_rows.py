@@ -15,6 +15,7 @@ from holdfast.pipeline.definition.streams import (
     Stream,
     has_own_rows,
     is_stateful,
+    merged,
     streams,
     streams_of,
     takers,
@@ -36,9 +37,10 @@ def check_rows(definition: model.PipelineDefinition) -> Iterator[Finding]:
         step = steps.get(stream.step)
         if isinstance(step, model.Window) and not stream.kind:
             yield from _window_rows(step, sink, path)
-        if isinstance(sink, model.PostgresSink) and (stream.kind or not stream.step):
-            yield from _deletes(definition, sink, path)
-        if isinstance(sink, model.PostgresSink) and (told := last_of_key(definition, sink)) is not None:
+        table = merged(sink)
+        if table is not None and (stream.kind or not stream.step):
+            yield from _deletes(definition, table, path)
+        if table is not None and (told := last_of_key(definition, table)) is not None:
             yield Finding(path, told, "warning", rests_on=(("source",), ("steps",)))
     yield from _first_of_key(definition)
     yield from _untaken(definition)
@@ -71,12 +73,12 @@ def _unknown(rows: str, definition: model.PipelineDefinition) -> str:
 def _window_rows(step: model.Window, sink: model.SinkDefinition, path: Path) -> Iterator[Finding]:
     """A sink must be able to hold what a window gives: again when it changed, gone when it was joined to another."""
     reason = "emit: changes" if step.emit == "changes" else "late: correct" if step.late == "correct" else ""
-    is_upsert = isinstance(sink, model.PostgresSink) and sink.mode == "upsert"
-    if reason and not is_upsert and not isinstance(sink, model.KafkaSink):
+    table = merged(sink)
+    if reason and table is None and not isinstance(sink, model.KafkaSink):
         yield Finding(
             (*path, "rows"),
             f"a window of {step.name!r} is written again when it changes ({reason}), and this sink would keep every "
-            "version of it; use postgres with 'mode: upsert', or kafka, or only closed windows",
+            "version of it; use postgres or delta with 'mode: upsert', or kafka, or only closed windows",
         )
     if isinstance(sink, model.KafkaSink) and sink.key is not None and "window_start" not in sink.key.lower():
         yield Finding(
@@ -85,21 +87,22 @@ def _window_rows(step: model.Window, sink: model.SinkDefinition, path: Path) -> 
             f"is known by {', '.join((*step.key, 'window_start'))}. Leave 'key' out, or name window_start in it",
             "error" if reason else "warning",
         )
-    if isinstance(sink, model.PostgresSink) and sink.mode == "upsert":
-        if reason and step.kind == "session" and "_tombstone" not in (sink.delete_when or ""):
+    if table is not None:
+        if reason and step.kind == "session" and "_tombstone" not in (table.delete_when or ""):
             yield Finding(
                 path,
                 f"two sessions of {step.name!r} can become one ({reason}), and the other is taken back by a row that "
                 "is a tombstone; add 'delete_when: _tombstone'",
             )
-        if reason and sink.order is not None:
+        if reason and table.order_by is not None:
             message = f"a window of {step.name!r} is written again when it changes ({reason}): its last version counts"
             yield Finding(
-                (*path, "order"), f"{message}, and an older one could be the greatest; leave 'order' out"
+                (*path, "order_by"),
+                f"{message}, and an older one could be the greatest; leave 'order_by' out",
             )
-        given = {column.lower() for column in sink.key}
+        given = {column.lower() for column in table.key}
         lacking = [column for column in ("window_start", *step.key) if column.lower() not in given]
-        if lacking and sink.key:
+        if lacking and table.key:
             yield Finding(
                 (*path, "key"),
                 f"windows would replace each other: a window of {step.name!r} is known by "
@@ -107,10 +110,12 @@ def _window_rows(step: model.Window, sink: model.SinkDefinition, path: Path) -> 
             )
 
 
-def _deletes(definition: model.PipelineDefinition, sink: model.PostgresSink, path: Path) -> Iterator[Finding]:
+def _deletes(
+    definition: model.PipelineDefinition, sink: model.PostgresSink | model.DeltaSink, path: Path
+) -> Iterator[Finding]:
     """A tombstone has no value, so a key that is made of the value's columns is null, and would delete nothing."""
     values, keys = source_columns(definition.source), key_columns(definition.source)
-    if sink.mode != "upsert" or "_tombstone" not in (sink.delete_when or "") or values is None:
+    if "_tombstone" not in (sink.delete_when or "") or values is None:
         return
     plain = plain_columns(definition, [*values, *keys], sink.rows).columns
     for name in sink.key:
@@ -135,7 +140,7 @@ def _deletes(definition: model.PipelineDefinition, sink: model.PostgresSink, pat
 
 
 def last_of_key(
-    definition: model.PipelineDefinition, sink: model.PostgresSink | model.KafkaSink
+    definition: model.PipelineDefinition, sink: model.PostgresSink | model.DeltaSink | model.KafkaSink
 ) -> str | None:
     """Why the last row of a key, the one that stays, depends on batches, and what to do; nothing if it does not.
 
@@ -148,8 +153,8 @@ def last_of_key(
     if isinstance(sink, model.KafkaSink):
         key: Sequence[str] = (RECORD_KEY,) if sink.key is None else (sink.key,)
     else:
-        key, choice = sink.key, "name a column that grows in 'order'; or "
-        if sink.mode != "upsert" or sink.order is not None:
+        key, choice = sink.key, "name a column that grows in 'order_by'; or "
+        if sink.mode != "upsert" or sink.order_by is not None:
             return None
     if isinstance(step, model.Keyed) and (key == (RECORD_KEY,) or set(step.key) <= set(key)):
         is_tied = _in_one_partition(definition, step.key, step.name)

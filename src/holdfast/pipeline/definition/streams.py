@@ -33,6 +33,11 @@ class Stream(NamedTuple):
 MAIN: Final = Stream()
 
 
+def merged(sink: model.SinkDefinition | None) -> model.PostgresSink | model.DeltaSink | None:
+    """The sink, where its rows are merged into its table by key; nothing for one that keeps every row."""
+    return sink if isinstance(sink, model.PostgresSink | model.DeltaSink) and sink.mode != "append" else None
+
+
 def is_stateful(step: model.Step) -> bool:
     return isinstance(step, model.Dedupe | model.Window | model.Keyed | model.Join)
 

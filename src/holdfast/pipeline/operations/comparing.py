@@ -29,13 +29,12 @@ from holdfast.pipeline.definition.model import (
     Join,
     KafkaSink,
     PipelineDefinition,
-    PostgresSink,
     SinkDefinition,
     Step,
     Window,
 )
 from holdfast.pipeline.definition.naming import kind_of_sink
-from holdfast.pipeline.definition.streams import Stream, stream_of
+from holdfast.pipeline.definition.streams import Stream, merged, stream_of
 from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.history import beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.ledger import NOWHERE, Entry
@@ -132,7 +131,7 @@ class Side:
 
     @property
     def is_upsert(self) -> bool:
-        return isinstance(self.sink, PostgresSink) and self.sink.mode == "upsert"
+        return merged(self.sink) is not None
 
     @property
     def carries_lineage(self) -> bool:
@@ -171,8 +170,8 @@ class Side:
     def key(self) -> tuple[str, ...]:
         """What makes a row one of its own, where it is not its lineage."""
         step = self.step
-        if isinstance(self.sink, PostgresSink) and self.is_upsert:
-            return self.sink.key
+        if (table := merged(self.sink)) is not None:
+            return table.key
         if isinstance(self.sink, KafkaSink):
             return ("key",)
         match step:

@@ -170,9 +170,11 @@ class DeltaOutput:
     note = ""
 
     def __init__(self, writer: Any) -> None:
+        from holdfast.pipeline.sinks.writing import CONTENT
+
         self._table = writer.ledger.table()
         names = [] if self._table is None else [field.name for field in self._table.schema().fields]
-        self.columns = tuple(name for name in names if name != LINEAGE)
+        self.columns = tuple(name for name in names if name not in (LINEAGE, CONTENT))
 
     def rows(self) -> Iterator[Rows]:
         if self._table is None:

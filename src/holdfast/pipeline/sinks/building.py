@@ -5,9 +5,11 @@ from __future__ import annotations
 from holdfast.pipeline.definition import model
 from holdfast.pipeline.definition.naming import dead_letter_of
 from holdfast.pipeline.definition.rules_rows import last_of_key
+from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.sinks.base import Sink, SinkError
 from holdfast.pipeline.sinks.dead_letter import DeadLetterSink
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
+from holdfast.pipeline.sinks.delta_upsert import DeltaUpsertWriter
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 
@@ -20,7 +22,8 @@ def build_sink(definition: model.PipelineDefinition, sink: model.SinkDefinition)
         case model.KafkaSink():
             return KafkaSinkWriter(sink, definition.name, last_of_key(definition, sink))
         case model.DeltaSink():
-            return DeltaSinkWriter(sink, definition.name, definition.directory)
+            kind = DeltaUpsertWriter if merged(sink) else DeltaSinkWriter
+            return kind(sink, definition.name, definition.directory)
         case model.PostgresSink():
             return _postgres(definition, sink)
 

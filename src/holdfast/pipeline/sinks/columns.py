@@ -8,11 +8,11 @@ pipeline: no cast is ever guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from holdfast.pipeline.core.sql import LINEAGE, quoted
-from holdfast.pipeline.definition.model import SchemaChange
+from holdfast.pipeline.definition.model import DeltaSink, PostgresSink, SchemaChange
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import REJECTED_MAX, Problem, SchemaChanged
 
@@ -34,6 +34,8 @@ JSON_KEYS = frozenset(
 """Types whose values `to_json` writes as themselves where they are a map's keys, as Spark calls them."""
 STORABLE = JSON_KEYS | {"binary", "date", "timestamp", "timestamp_ntz", "array", "map", "struct"}
 """Types that every reader of a sink knows."""
+ORDERED = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz"})
+"""Types of an `order_by`."""
 INVALID_TEXT = "INVALID_UTF8_STRING"
 JSON_OPTIONS = {
     "ignoreNullFields": "false",
@@ -205,3 +207,67 @@ def check_columns(rows: StructType) -> list[Problem]:
         elif list(rows.fieldNames()).count(field.name) > 1:
             found.append(f"there are two columns named {field.name!r}")
     return [Problem("", message) for message in found]
+
+
+def check_merge(definition: PostgresSink | DeltaSink, rows: StructType) -> list[Problem]:
+    """What is wrong with a sink that merges rows by key, for rows of this schema."""
+    stored = {field.name: field.dataType for field in stored_schema(rows).fields}
+    key, mode, problems = definition.key, definition.mode, list[Problem]()
+    if mode == "upsert" and not key:
+        problems.append(Problem("key", "upsert needs the columns that make a row one of its own"))
+    if mode == "append" and key:
+        problems.append(Problem("key", "append keeps every row; a key is for `mode: upsert`"))
+    problems += [Problem("key", f"there is no column {name!r}") for name in key if name not in stored]
+    problems += [
+        Problem("key", f"column {name!r} is {stored[name].simpleString()}; a key is made of single values")
+        for name in key
+        if name in stored and stored[name].typeName() in ("array", "map", "struct")
+    ]
+    if mode == "upsert" and key and set(stored) - {LINEAGE} <= set(key):
+        problems.append(Problem("key", "it names every column; rows that have nothing else need no upsert"))
+    return problems + _check_order(definition, stored) + _check_deletes(definition, rows)
+
+
+def deletes_of(text: str) -> Column:
+    """Whether a row deletes; what is null does not."""
+    from pyspark.sql import functions
+
+    return functions.coalesce(functions.expr(text), functions.lit(False))
+
+
+def _check_order(definition: PostgresSink | DeltaSink, stored: Mapping[str, DataType]) -> list[Problem]:
+    """Values that Spark, PostgreSQL and the audit put in the same order."""
+    order = definition.order_by
+    if order is None:
+        return []
+    if order not in stored:
+        return [Problem("order_by", f"there is no column {order!r}")]
+    kind = stored[order].simpleString()
+    if kind.partition("(")[0] in ORDERED:
+        return []
+    return [
+        Problem(
+            "order_by", f"column {order!r} is {kind}; rows are ordered by whole numbers, decimals or times"
+        )
+    ]
+
+
+def _check_deletes(definition: PostgresSink | DeltaSink, rows: StructType) -> list[Problem]:
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import SparkSession
+
+    text = definition.delete_when
+    if text is None:
+        return []
+    if definition.mode != "upsert":
+        return [Problem("delete_when", "only `mode: upsert` deletes")]
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        return []
+    try:
+        kind = spark.createDataFrame([], rows).selectExpr(f"({text}) AS it").schema[0].dataType
+    except (AnalysisException, ParseException) as error:
+        return [Problem("delete_when", str(error).splitlines()[0])]
+    if kind.simpleString() != "boolean":
+        return [Problem("delete_when", f"it gives {kind.simpleString()}, and has to be true or false")]
+    return []

@@ -25,7 +25,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -366,13 +366,17 @@ def small_files(table: DeltaTable, sink: DeltaSink) -> Iterator[list[WrittenFile
 
 
 def own_files(table: DeltaTable, sink: DeltaSink) -> Iterator[WrittenFile]:
-    """The files of the table that the sink wrote, known by their names: path, size and partition of each."""
+    """The files of the table that the sink wrote, known by their names."""
+    return (file for file in table_files(table, sink.partition_by) if OURS.fullmatch(file.path))
+
+
+def table_files(table: DeltaTable, partition_by: Sequence[str]) -> Iterator[WrittenFile]:
+    """The files of the table: path, size and partition of each."""
     actions: Any = pa.table(table.get_add_actions(flatten=True))
-    values = [_texts(actions.column(f"partition.{name}")) for name in sink.partition_by]
+    values = [_texts(actions.column(f"partition.{name}")) for name in partition_by]
     sizes = actions.column("size_bytes").to_pylist()
     for at, path in enumerate(actions.column("path").to_pylist()):
-        if OURS.fullmatch(path):
-            yield WrittenFile(path, 0, sizes[at], 0, tuple(column[at] for column in values))
+        yield WrittenFile(path, 0, sizes[at], 0, tuple(column[at] for column in values))
 
 
 def _texts(column: Any) -> list[str | None]:

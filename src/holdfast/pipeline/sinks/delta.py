@@ -23,6 +23,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -116,8 +117,8 @@ class DeltaLedger:
             is_ours = document and f"hf-{document['pipeline']}--{document['sink']}" == self.application
             yield commit, document if is_ours else None
 
-    def missing(self, table: DeltaTable) -> str | None:
-        """What the table names and lacks, or no longer names."""
+    def missing(self, table: DeltaTable, *, may_be_empty: bool = False) -> str | None:
+        """What the table names and lacks, or no longer names; `may_be_empty`: where rows can delete."""
         files = pa.table(table.get_add_actions()).sort_by([("modification_time", "descending")])
         for file in files.slice(0, self.disk.looks_at).to_pylist():
             path = unquote(file["path"])
@@ -131,7 +132,11 @@ class DeltaLedger:
                 had_rows = had_rows or entry["rows"] > 0
                 if entry["number"] == 0 or "erased" in entry:
                     break  # what was before this ledger is not ours
-        return f"{self.uri} has no rows any more, and had some" if had_rows and not files.num_rows else None
+        return (
+            f"{self.uri} has no rows any more, and had some"
+            if had_rows and not (files.num_rows or may_be_empty)
+            else None
+        )
 
     def _from_history(self, table: DeltaTable, number: int) -> Any:
         for _, document in self._commits(table, None):
@@ -183,8 +188,8 @@ class PreparedDelta:
         self.files = files
         self._sink = sink
 
-    def commit(self, entry: Entry) -> None:
-        self._sink.commit(self, entry)
+    def commit(self, entry: Entry) -> Entry | None:
+        return self._sink.commit(self, entry)
 
     def discard(self) -> None:
         # Files that stay are named by no commit; a vacuum of the table takes them.
@@ -227,7 +232,9 @@ class DeltaSinkWriter(Sink):
     def missing(self) -> str | None:
         table = self.ledger.table()
         has_entry = table is not None and self.ledger.number(table) is not None
-        return self.ledger.missing(table) if table is not None and has_entry else None
+        if table is None or not has_entry:
+            return None
+        return self.ledger.missing(table, may_be_empty=self._definition.delete_when is not None)
 
     def holds_rows(self) -> bool:
         table = self.ledger.table()
@@ -242,28 +249,12 @@ class DeltaSinkWriter(Sink):
         """A table has nothing to let go of."""
 
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
-        from pyspark.sql.types import StructType
-
         stored = stored_schema(rows.schema)
-        table = self.ledger.table()
-        if table is None:
-            if self._was_there:
-                raise self._vanished()
-            with explained(self.name, self.ledger.uri):
-                self._create(stored)
-            held = stored
-        else:
-            held = StructType.fromJson(json.loads(table.schema().to_json()))
+        held = self._held(stored)
         if batch.is_empty:
             return PreparedDelta(self, None, [])
         schema = fitting_schema(self.name, held, stored, self._definition.schema)
-        files = FileSet(
-            self.ledger.uri,
-            self._definition.partition_by,
-            self._definition.file_bytes,
-            disk=self.ledger.disk,
-            key=self.key,
-        )
+        files = replace(self.file_set(), key=self.key)
         prepared = PreparedDelta(self, schema, write_files(projected(rows, schema), files))
         try:
             reject_unreadable(self.name, rows, self._definition.partition_by, prepared.files, sys.maxsize)
@@ -271,6 +262,23 @@ class DeltaSinkWriter(Sink):
             prepared.discard()
             raise
         return prepared
+
+    def file_set(self) -> FileSet:
+        ledger, sink = self.ledger, self._definition
+        return FileSet(ledger.uri, sink.partition_by, sink.file_bytes, disk=ledger.disk)
+
+    def _held(self, new: StructType) -> StructType:
+        """The columns of the table; one that is not there is made with these."""
+        from pyspark.sql.types import StructType
+
+        table = self.ledger.table()
+        if table is not None:
+            return StructType.fromJson(json.loads(table.schema().to_json()))
+        if self._was_there:
+            raise self._vanished()
+        with explained(self.name, self.ledger.uri):
+            self._create(new)
+        return new
 
     def _create(self, schema: StructType) -> None:
         self.ledger.disk.create_directory(self.ledger.uri)
@@ -293,8 +301,7 @@ class DeltaSinkWriter(Sink):
             if file.path not in named:
                 self.ledger.disk.remove(f"{self.ledger.uri}/{file.path}")
 
-    def commit(self, prepared: PreparedDelta, entry: Entry) -> None:
-        ledger = self.ledger
+    def commit(self, prepared: PreparedDelta, entry: Entry) -> Entry | None:
         name = self.keep(entry)
         actions = [self.named(file) for file in prepared.files]
         for _ in range(COMMIT_TRIES):
@@ -302,9 +309,12 @@ class DeltaSinkWriter(Sink):
             if prepared.schema is not None:
                 table = self._widened(table, prepared.schema)
             if self.commit_entry(table, actions, entry, name):
-                return
-        raise SinkError(
-            f"sink {self.name!r}: others wrote to {ledger.uri} each time this batch was to be committed; nothing was. "
+                return None
+        raise self._crowded_out()
+
+    def _crowded_out(self) -> SinkError:
+        return SinkError(
+            f"sink {self.name!r}: others wrote to {self.ledger.uri} each time this was to be committed; nothing was. "
             "Run again"
         )
 

@@ -40,8 +40,16 @@ from holdfast.pipeline.positions import to_text
 from holdfast.pipeline.row_digest import MASK, DigestKey, hasher_of, totals
 from holdfast.pipeline.sinks import compacting, parquet
 from holdfast.pipeline.sinks.base import SinkError
+from holdfast.pipeline.sinks.delta_merge import digest_sum
 from holdfast.pipeline.sinks.files import explained
-from holdfast.pipeline.sinks.writing import NO_VALUE, ROW_GROUP_ROWS, FileSet, FileWriter, WrittenFile
+from holdfast.pipeline.sinks.writing import (
+    CONTENT,
+    NO_VALUE,
+    ROW_GROUP_ROWS,
+    FileSet,
+    FileWriter,
+    WrittenFile,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -220,6 +228,8 @@ class FileRows:
     schema: pa.Schema
     """Of the table as it is now: a file may lack some of it."""
     open_file: Callable[[str], Any]
+    is_merged: bool = False
+    """The table keeps one row for each key, with its digest beside it."""
 
     def look(self, file: RowFile, removed: Removed) -> tuple[int, int]:
         """How many of its rows are to go, and how many it has."""
@@ -232,7 +242,12 @@ class FileRows:
                 places = gone.column(LINEAGE)
                 lineage = dict(zip((each.name for each in places.type), places.flatten(), strict=True))
                 columns = {name: gone.column(name) for name in gone.schema.names if name != LINEAGE}
-                removed.take(lineage, columns, file.texts)
+                if not self.is_merged:
+                    removed.take(lineage, columns, file.texts)
+                    continue
+                removed.add(lineage)
+                if CONTENT in columns:
+                    removed.went = (removed.went + digest_sum(columns[CONTENT])) & MASK
         return hits, rows
 
     def rest(self, file: RowFile, files: FileSet) -> list[WrittenFile]:
@@ -364,6 +379,7 @@ class DeltaEraser:
             Condition(self._sink.name, self._request.where),
             _arrow_schema(json.loads(table.schema().to_json())),
             self._writer.ledger.disk.open_existing,
+            self._sink.mode != "append",
         )
 
     def _files(self, table: DeltaTable) -> Iterator[tuple[RowFile, WrittenFile]]:
@@ -401,7 +417,7 @@ class DeltaEraser:
             removed.files = [each.path for each in old]
             ledger.disk.flush_directory(ledger.uri)
             erasure = removed.erasure()
-            entry = seal(erasure, 0)
+            entry = seal(erasure, removed.went)
             name = self._writer.keep(entry)
 
             def commit(table: DeltaTable, actions: list[Any]) -> bool:

@@ -10,7 +10,7 @@ reports how many. The driver's transaction
 3. makes or widens the table, merges the reported attempts and no others, and drops the staging table.
 
 `append` adds rows. `upsert` keeps the last row of each key by topic, partition and offset, and never lets an older
-offset of a partition overwrite a newer one; with `order` it keeps the row whose column is greatest, then the last by
+offset of a partition overwrite a newer one; with `order_by` it keeps the row whose column is greatest, then the last by
 place, so that it does not matter how batches were cut. It deletes keys whose last row `delete_when` is true for. A row
 that deletes and has no key among its columns, as a tombstone, takes it from the record's key, where that is decoded.
 Places are compared within one life of the ledger only: when it is forgotten, so are the places of the rows, in the same
@@ -55,6 +55,7 @@ from holdfast.pipeline.sinks.base import (
 )
 from holdfast.pipeline.sinks.columns import (
     column_named,
+    deletes_of,
     fitting_schema,
     stored_schema,
 )
@@ -348,7 +349,9 @@ class PostgresSinkWriter(Sink):
         if key and (postgres_sql.CONTENT in there if there is not None else self.key is not None):
             columns[postgres_sql.CONTENT] = postgres_sql.CONTENT_TYPE
         has_deletes = bool(key) and definition.delete_when is not None
-        return Target(definition.schema_name, definition.table, columns, key, has_deletes, definition.order)
+        return Target(
+            definition.schema_name, definition.table, columns, key, has_deletes, definition.order_by
+        )
 
     @property
     def _table(self) -> str:
@@ -392,9 +395,7 @@ class PostgresSinkWriter(Sink):
         url = self._definition.url
         present = set(rows.columns)
         columns = [functions.col(LINEAGE)]
-        deletes = functions.coalesce(
-            functions.expr(self._definition.delete_when or "false"), functions.lit(False)
-        )
+        deletes = deletes_of(self._definition.delete_when or "false")
         for name in target.columns:
             if name == postgres_sql.CONTENT:
                 continue

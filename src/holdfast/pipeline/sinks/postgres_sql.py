@@ -64,7 +64,7 @@ class Target:
     """Types by name, lineage included."""
     key: tuple[str, ...] = ()
     has_deletes: bool = False
-    order: str | None = None
+    order_by: str | None = None
     """The column whose greatest value wins; without it, what is read last."""
 
     @property
@@ -134,12 +134,12 @@ class Target:
         )
 
     def upsert(self, name: str) -> sql.Composed:
-        """The last row of each key, unless the table has a newer one: of the same partition, or by `order`."""
+        """The last row of each key, unless the table has a newer one: of the same partition, or by `order_by`."""
         columns = list(self.columns)
         by_order: sql.Composable = sql.SQL("_hf_topic DESC")
-        if self.order is not None:
+        if self.order_by is not None:
             by_order = sql.SQL('{} DESC NULLS LAST, _hf_topic COLLATE "C" DESC').format(
-                sql.Identifier(self.order)
+                sql.Identifier(self.order_by)
             )
         last = sql.SQL(
             "last AS MATERIALIZED (SELECT DISTINCT ON ({key}) * FROM {stage} WHERE {attempt} = ANY(%(attempts)s) "
@@ -193,9 +193,9 @@ class Target:
         ).format(sql.SQL(", ").join(steps), sql.Identifier(CONTENT))
 
     def _not_older(self, new: str) -> sql.Composable:
-        """The row in the table is not from this place or a later one of the same partition; or, by `order`, it is less,
-        or equal and from an earlier place. One whose place is forgotten is before everything."""
-        if self.order is None:
+        """The row in the table is not from this place or a later one of the same partition; or, by `order_by`, it is
+        less, or equal and from an earlier place. One whose place is forgotten is before everything."""
+        if self.order_by is None:
             return sql.SQL(
                 f"(held._hf_topic = {new}._hf_topic AND held._hf_partition = {new}._hf_partition "
                 f"AND (held._hf_offset, held._hf_index) >= ({new}._hf_offset, {new}._hf_index)) IS NOT TRUE"
@@ -206,7 +206,7 @@ class Target:
             f"THEN {place.format('held')} >= {place.format(new)} "
             "WHEN held.{order} IS NULL THEN false WHEN {new}.{order} IS NULL THEN true "
             "ELSE held.{order} > {new}.{order} END) IS NOT TRUE"
-        ).format(order=sql.Identifier(self.order), new=sql.SQL(new))
+        ).format(order=sql.Identifier(self.order_by), new=sql.SQL(new))
 
 
 def forget_places(schema: str, table: str, *, has_digests: bool) -> sql.Composed:

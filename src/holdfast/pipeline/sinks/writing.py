@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -49,6 +51,8 @@ NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 NAME_BYTES_MAX = 255
 """Of a directory's name, on the file systems of Linux."""
 VALUE = "_hf_by_"
+CONTENT = "_hf_content"
+"""Of a table that keeps one row for each key: the digest of each row beside it, 16 bytes, the lowest first."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,14 @@ class FileSet:
     disk: Disk = field(default_factory=Disk)
     key: DigestKey | None = None
     """Of the digests of rows; nothing: none are taken."""
+    keeps_digests: bool = False
+    """Each row gets its digest beside it, or null without a key."""
+    undigested: frozenset[str] = frozenset()
+    """Columns that are no part of the digest."""
+    prefix: str = "part"
+    """Of the files' names."""
+    has_lineage: bool = True
+    """Every row is known to have a place."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +236,8 @@ class FileWriter:
         self.partition = partition
         self._files = files
         self._schema = schema
+        if files.keeps_digests:
+            self._schema = schema.append(pa.field(CONTENT, pa.binary()))
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -236,9 +250,14 @@ class FileWriter:
         """Of the rows that are in the file, or wait for it."""
 
     def add(self, batch: pa.RecordBatch) -> None:
+        beside = pa.nulls(batch.num_rows, pa.binary())
         if self._hasher is not None:
             constants = dict(zip(self._files.partition_by, self.partition, strict=True))
-            self._content += content_of(self._hasher, batch, constants)
+            made = _digests(self._hasher, batch, constants, self._files.undigested)
+            self._content += total(made)
+            beside = _as_bytes(made)
+        if self._files.keeps_digests:
+            batch = batch.append_column(pa.field(CONTENT, pa.binary()), beside)
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         self._waiting_bytes += batch.nbytes
@@ -264,7 +283,7 @@ class FileWriter:
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         if self._handle is None:
-            self._name = f"part-{uuid.uuid4().hex}.parquet"
+            self._name = f"{self._files.prefix}-{uuid.uuid4().hex}.parquet"
             self._handle = self._files.disk.open_new(os.path.join(self._files.directory, self._name))
             self._writer = pq.ParquetWriter(
                 self._handle, self._schema, compression=self._files.compression, store_schema=False
@@ -281,7 +300,7 @@ class FileWriter:
         self._handle = None
         path = os.path.join(self._files.directory, self._name)
         self._files.disk.flush_file(path)
-        rows, digest = lineage_of(path, self._files.disk)
+        rows, digest = lineage_of(path, self._files.disk, with_digest=self._files.has_lineage)
         size = self._files.disk.size(path)
         self._done.append(
             WrittenFile(self._name, rows, size, digest, self.partition, self._content & CONTENT_MASK)
@@ -289,14 +308,27 @@ class FileWriter:
         self._content = 0
 
 
-def content_of(
-    hasher: RowHasher, batch: pa.RecordBatch, constants: Mapping[str, str | None] | None = None
-) -> int:
-    """The sum of the digests of these rows: all columns, those of `constants` too, under their lineage."""
+def _digests(
+    hasher: RowHasher,
+    batch: pa.RecordBatch,
+    constants: Mapping[str, str | None] | None,
+    without: frozenset[str],
+) -> npt.NDArray[np.uint64]:
+    """Of each row: all columns, those of `constants` too, under their lineage."""
     places = batch.column(batch.schema.get_field_index(LINEAGE))
     lineage = dict(zip((each.name for each in places.type), places.flatten(), strict=True))
-    columns = {name: batch.column(at) for at, name in enumerate(batch.schema.names) if name != LINEAGE}
-    return total(hasher.digests(columns, lineage, constants))
+    columns = {
+        name: batch.column(at)
+        for at, name in enumerate(batch.schema.names)
+        if name != LINEAGE and name not in without
+    }
+    return hasher.digests(columns, lineage, constants)
+
+
+def _as_bytes(digests: npt.NDArray[np.uint64]) -> pa.Array:
+    ends = np.arange(0, 16 * len(digests) + 1, 16, dtype=np.int32)
+    content = np.ascontiguousarray(digests, "<u8").tobytes()
+    return pa.Array.from_buffers(pa.binary(), len(digests), [None, pa.py_buffer(ends), pa.py_buffer(content)])
 
 
 def written_of(
@@ -313,10 +345,12 @@ def column_types(schema: StructType) -> dict[str, str]:
     return {each.name: each.dataType.simpleString() for each in schema.fields if each.name != LINEAGE}
 
 
-def lineage_of(path: str, disk: Disk) -> tuple[int, int]:
+def lineage_of(path: str, disk: Disk, *, with_digest: bool = True) -> tuple[int, int]:
     """How many rows a file holds and the digest of their lineage, from the file itself."""
     rows, total = 0, 0
     with disk.open_existing(path) as handle, pq.ParquetFile(handle) as file:
+        if not with_digest:
+            return file.metadata.num_rows, 0
         for batch in file.iter_batches(batch_size=ROW_GROUP_ROWS, columns=[LINEAGE]):
             rows += batch.num_rows
             total += digest_of_lineage(batch.column(0))
