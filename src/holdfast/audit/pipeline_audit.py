@@ -20,13 +20,13 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import holdfast
-from holdfast.audit import coverage, ledgers, reporting, unaltered
+from holdfast.audit import coverage, ledgers, reporting, unaltered, versions
 from holdfast.audit.compare import Holding
 from holdfast.audit.content import ContentCheck
 from holdfast.audit.decoding import Computing, Observer, PlainSample, SourceDecoder
@@ -65,6 +65,7 @@ from holdfast.pipeline.definition.fingerprint import EARLIER, canonical, fingerp
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, client_settings, dead_letter_of, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
+from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 from holdfast.reader import TopicPartition
@@ -533,7 +534,13 @@ class PipelineAudit:
             for column in columns[name] if name in lacking else ():
                 count = max(0, rows[name] - unsure) if column in digests.columns else 0
                 claims.append(ColumnCoverage(name, column, unaltered=count, why=digests.why))
-        return coverage.settled(columns, rows, claims)
+        covered: Iterable[ColumnCoverage] = coverage.settled(columns, rows, claims)
+        for sink in map(merged, self.definition.sinks):
+            if sink is not None and sink.mode == "scd2" and sink.name in self._opened():
+                wrong = versions.check(self._opened()[sink.name], sink)
+                self.examined += Examined(tuple(wrong or ()))
+                covered = versions.derived(covered, sink, is_checked=wrong is not None)
+        return tuple(covered)
 
     def _report(self, judge: SinkJudge, result: MemoryResult | None) -> Report:
         walked = judge.walked

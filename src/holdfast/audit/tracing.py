@@ -45,7 +45,7 @@ from holdfast.pipeline.definition.model import (
     Window,
 )
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, home_of
-from holdfast.pipeline.definition.streams import merged
+from holdfast.pipeline.definition.streams import merge_key, merged
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster
@@ -141,11 +141,11 @@ def standing_for(
     definition: PipelineDefinition, sink: PostgresSink | DeltaSink, reader: SinkReader, record: pa.RecordBatch
 ) -> Standing | None:
     """What stands for this record's key in a table that is upserted; nothing where its key cannot be told."""
-    key = content_of(definition, record, sink.rows).key(sink.key)
+    key = content_of(definition, record, sink.rows).key(merge_key(sink))
     if key is None:
         return None
     named = key_text(key)
-    for batch in reader.keys_of(sink.key):
+    for batch in reader.keys_of(merge_key(sink)):
         rows = batch.keys.to_pylist()
         for at, row in enumerate(rows):
             if all(_same(row.get(name), value) for name, value in key.items()):

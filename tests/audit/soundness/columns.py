@@ -79,7 +79,7 @@ def _cast(values: pa.Array, kind: Any) -> pa.Array:
             return values.cast(pa.string())
         return pa.array([text_of(each) for each in values.to_pylist()], pa.string())
     if isinstance(kind, DataType):
-        return values.cast(to_arrow_type(kind))
+        return values.cast(to_arrow_type(kind, timezone="UTC"))
     return values.cast({"binary": pa.binary(), "bigint": pa.int64(), "int": pa.int32()}[wanted])
 
 
@@ -184,9 +184,7 @@ class Functions:
         return Column(make, path[-1])
 
     def lit(self, value: Value) -> Column:
-        return Column(
-            lambda table: pa.array([value] * table.num_rows, None if value is not None else pa.null())
-        )
+        return Column(lambda table: pa.array([value] * table.num_rows, pa.scalar(value).type))
 
     def expr(self, text: str) -> Column:
         function, kind = self.known[text]

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from holdfast.audit import cells, content, ledgers, left, sink_judging, unaltered
+from holdfast.audit import cells, content, ledgers, left, sink_judging, unaltered, versions
 from holdfast.audit.memory import upserts, window_check
 from holdfast.audit.model import Examined, Fate
 from holdfast.pipeline.row_digest import RowHasher
@@ -103,6 +103,11 @@ def upserts_unread() -> contextlib.AbstractContextManager[Any]:
     return _wrapped(upserts.UpsertCheck, "examine", lambda found: replace(found, findings=()))
 
 
+def spans_believed() -> contextlib.AbstractContextManager[Any]:
+    """Of versions, where they end is as it should be."""
+    return patch.object(versions, "check", lambda reader, sink: [])
+
+
 def books_believed() -> contextlib.AbstractContextManager[Any]:
     """What the ledgers count is not counted again."""
     stack = ExitStack()
@@ -169,6 +174,7 @@ MUTANTS: Final[Mapping[str, Wrong]] = {
         _together(upserts_unread, digests_believed, contents_unread),
         _together(digests_believed, contents_unread),
     ),
+    "spans of versions are not made again": Wrong(spans_believed),
     "ledgers are believed": Wrong(_together(books_believed, chain_believed), chain_believed),
 }
 """Of the audit alone."""

@@ -172,7 +172,8 @@ class Sink:
 
     @property
     def key(self) -> tuple[str, ...]:
-        return tuple(self.words.get("key", ())) if self.kind in ("upsert", "merge") else ()
+        by = [self.words["order_by"]] if self.words.get("mode") == "scd2" else []
+        return (*self.words.get("key", ()), *by) if self.kind in ("upsert", "merge") else ()
 
 
 @dataclass(frozen=True)
@@ -577,15 +578,18 @@ class Maker:
             return {"key": [*step.words["key"], "window_start"]}
         names = [name for name in ("who", "shouted", "bucket", "label", "marked") if name in there]
         key = [self.chance.choice(names)]
+        versions = (
+            {"mode": "scd2", "order_by": "at" if self.seed % 4 < 2 else "id"} if self.seed % 5 < 3 else {}
+        )
         if self.chance.random() < 0.7:
-            return {"key": key, "order_by": "id"}
+            return {"key": key, "order_by": "id", **versions}
         gone = self.chance.choice([name for name in ("note", "remark", "paid", "who") if name in there])
         text = {"paid": "paid", "who": "who = 'cat'"}.get(gone, f"{gone} IS NULL")
         meaning: Callable[[Row], Any] = {
             "paid": lambda row: row["paid"], "who": lambda row: row["who"] == "cat",
         }.get(gone, lambda row: row[gone] is None)  # fmt: skip
         self.expressions[text] = (meaning, pa.bool_())
-        return {"key": key, "delete_when": text}
+        return {"key": key, "delete_when": text, **versions}
 
     def _kafka(self, program: Program, takes: str, there: Mapping[str, pa.DataType]) -> dict[str, Any]:
         chance, words = self.chance, dict[str, Any]()

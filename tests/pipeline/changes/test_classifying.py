@@ -215,6 +215,7 @@ def test_a_registry_that_moved_may_have_decoded_otherwise() -> None:
 
 
 POSTGRES = PostgresSink("postgresql://h/d", "orders", mode="upsert", key=("id",))
+VERSIONS = DeltaSink("out/versions", mode="scd2", key=("id",), order_by="at")
 
 
 @pytest.mark.parametrize(
@@ -354,11 +355,16 @@ OF_THE_GUIDE: dict[str, list[tuple[PipelineDefinition, Alter]]] = {
         ),
         (PLAIN, sinks(DeltaSink("out", name="lake"))),
     ],
-    "`partition_by`; an upsert's mode, key or table; other `rows` of a sink that holds columns": [
+    "`partition_by`; an upsert's or scd2's mode, key or table, and scd2's `order_by`; other `rows` of a sink that "
+    "holds columns": [
         (PLAIN, sinks(replace(LAKE, partition_by=("id",)))),
         *(
             (replace(PLAIN, sinks=(POSTGRES,)), sinks(replace(POSTGRES, **change)))
             for change in ({"mode": "append", "key": ()}, {"key": ("amount",)}, {"table": "t"})
+        ),
+        *(
+            (replace(PLAIN, sinks=(VERSIONS,)), sinks(replace(VERSIONS, **change)))
+            for change in ({"mode": "upsert"}, {"key": ("amount",)}, {"order_by": "amount"})
         ),
         (STATEFUL, sinks(STATEFUL.sinks[0], replace(STATEFUL.sinks[1], rows=""))),
     ],

@@ -102,3 +102,24 @@ def test_an_order_beside_deletes_is_refused() -> None:
         warned(sinks=UPSERT % ", order_by: at, delete_when: id < 0")
     with pytest.raises(DefinitionError, match="append keeps every row; it needs 'mode: upsert'"):
         warned(sinks=(UPSERT % ", order_by: at").replace("mode: upsert, key: id", "mode: append"))
+
+
+VERSIONS = "sinks: [{%s: {%s, mode: scd2, key: id, order_by: at%s}}]"
+
+
+@pytest.mark.parametrize(
+    "kind", [("postgres", 'url: "postgresql://h/d", table: t'), ("delta", "path: out/t")]
+)
+def test_versions_need_their_key_and_their_beginning(kind: tuple[str, str]) -> None:
+    whole = VERSIONS % (*kind, ", delete_when: id < 0")
+    assert not warned(sinks=whole)
+    with pytest.raises(DefinitionError, match="scd2 needs 'order_by': the column that says since when"):
+        warned(sinks=whole.replace(", order_by: at", ""))
+    with pytest.raises(DefinitionError, match="scd2 needs 'key'"):
+        warned(sinks=whole.replace(", key: id", ""))
+    with pytest.raises(DefinitionError, match="it cannot be part of the key"):
+        warned(sinks=whole.replace("key: id", "key: [id, at]"))
+    with pytest.raises(DefinitionError, match="made by a step and have no versions"):
+        warned(KEYED, JOIN, whole.replace("mode:", "rows: j, mode:"))
+    with pytest.raises(DefinitionError, match=r"use 'mode: scd2', which remembers deletions"):
+        warned(sinks=whole.replace("scd2", "upsert"))

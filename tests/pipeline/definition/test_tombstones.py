@@ -51,3 +51,10 @@ def test_a_column_that_a_step_makes_is_the_authors_affair() -> None:
 
 def test_rows_that_delete_by_their_value_need_no_key() -> None:
     loaded(sinks=SINK.replace("_tombstone", "name = 'gone'"))
+
+
+def test_a_tombstone_whose_version_has_no_beginning_is_refused() -> None:
+    sink = SINK.replace("mode: upsert", "mode: scd2, order_by: name")
+    refused("its 'name' is null and nothing says since when it counts", KEYED, sinks=sink)
+    made = "steps: [{sql: 'SELECT * EXCEPT (name), coalesce(name, _timestamp) AS name FROM input'}]"
+    loaded(KEYED, made, sink)

@@ -536,7 +536,9 @@ class _Examination:
         columns |= keys_of_tombstones(sink, self._rows, columns)
         chain = self._chains[sink.name]
         turns = chain.turns_of(self._rows).astype(np.int64) if chain.is_whole else None
-        if sink.order_by in columns:
+        if sink.mode == "scd2":
+            turns = np.zeros(len(self._rows), np.int64)  # of equal ones, the last by place
+        elif sink.order_by in columns:
             turns = ranks(columns[sink.order_by])
         check = UpsertCheck(sink, reader, self._rows, columns, np.flatnonzero(reaching), turns, self._ends)
         self._found += check.examine()

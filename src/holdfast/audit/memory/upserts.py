@@ -22,6 +22,8 @@ from holdfast.audit.memory.rows import Codes, Flags, KeysDiffer, KeySpace, Numbe
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
+from holdfast.pipeline.definition.naming import IS_DELETED
+from holdfast.pipeline.definition.streams import merge_key
 from holdfast.pipeline.positions import Place
 
 NAMED_MAX: Final = 20
@@ -148,8 +150,9 @@ class UpsertCheck:
         self.superseded: Flags = np.zeros(len(rows), np.bool_)
 
     def examine(self) -> Examined:
-        names = list(self._sink.key)
-        table = read_table(self._reader, names, self._rows, self._ends)
+        names = list(merge_key(self._sink))
+        is_deleted = [IS_DELETED] if self._keeps_versions and self._sink.delete_when is not None else []
+        table = read_table(self._reader, [*names, *is_deleted], self._rows, self._ends)
         ordered = [] if self._sink.order_by is None else [self._sink.order_by]
         missing = [name for name in (*names, *ordered) if name not in self._columns]
         if missing:
@@ -159,7 +162,27 @@ class UpsertCheck:
             theirs = space.codes_of([table.keys[name] for name in names]) if len(table) else table.records
         except KeysDiffer as error:
             return self._without_key(table, f"{names[0]} ({error})")
-        return self._compare(table, space.codes, theirs)
+        found = self._compare(table, space.codes, theirs)
+        return found + self._deletions(table) if is_deleted and len(table) else found
+
+    @property
+    def _keeps_versions(self) -> bool:
+        return self._sink.mode == "scd2"
+
+    def _deletions(self, table: Table) -> Examined:
+        """Of versions: whether each row says of itself what `delete_when` says of its record."""
+        condition = self._sink.delete_when or ""
+        flags = condition_flags(condition, self._rows, self._columns)
+        if flags is None:
+            why = f"--spark evaluates `delete_when` ({condition}) again"
+            return Examined(coverage=(ColumnCoverage(self._sink.name, IS_DELETED, why=why),))
+        known = np.flatnonzero(table.records >= 0)
+        records = table.records[known]
+        said = pc.fill_null(table.keys[IS_DELETED].cast(pa.bool_()).combine_chunks(), False)
+        wrong = records[np.asarray(said.to_numpy(zero_copy_only=False), np.bool_)[known] != flags[records]]
+        findings = self._told(Fate.ALTERED, wrong, f"{IS_DELETED} is not what `delete_when` says")
+        claim = ColumnCoverage(self._sink.name, IS_DELETED, int((~table.is_later[known]).sum()))
+        return Examined(tuple(findings), coverage=(claim,))
 
     def _without_key(self, table: Table, name: str) -> Examined:
         """What the table has stands; what it has not may be superseded, or lost."""
@@ -224,7 +247,7 @@ class UpsertCheck:
 
     def _deleted(self, last: Numbers) -> tuple[Flags, str]:
         condition = self._sink.delete_when
-        if condition is None:
+        if condition is None or self._keeps_versions:
             return np.zeros(len(last), np.bool_), ""
         flags = condition_flags(condition, self._rows, self._columns)
         if flags is not None:
@@ -252,7 +275,7 @@ class UpsertCheck:
             (Fate.DUPLICATED, again, "its key stands twice"),
         ):
             for row in rows[:NAMED_MAX].tolist():
-                keys = (key_text(list(table.keys), table.keys, row),)
+                keys = (key_text(list(self._sink.key), table.keys, row),)
                 yield Finding(fate, self._sink.name, count=1, keys=keys, detail=detail)
 
     def _told(self, fate: Fate, which: Numbers, what: str) -> list[Finding]:

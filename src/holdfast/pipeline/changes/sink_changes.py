@@ -119,6 +119,10 @@ def _changed(was: Document, now: Document) -> Iterator[Change]:
         what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
         if name == "rows":
             yield _other_rows(kind, place, was, now)
+        elif name == "order_by" and now.get("mode") == "scd2":
+            yield refused(
+                place, what, "The versions that are there begin where the old column says.", NEW_PLACE
+            )
         elif name in FIXED[kind]:
             yield refused(place, what, FIXED[kind][name], NEW_PLACE)
         else:

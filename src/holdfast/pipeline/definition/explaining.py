@@ -265,7 +265,8 @@ def _place(sink: model.SinkDefinition) -> Hop:
 
 
 def _kept(sink: model.PostgresSink | model.DeltaSink) -> str:
-    return f"the last row of each {', '.join(sink.key)}" if merged(sink) else "every row"
+    kept = {"upsert": "the last row of each", "scd2": "every version of each"}.get(sink.mode)
+    return f"{kept} {', '.join(sink.key)}" if kept else "every row"
 
 
 def _kafka(sink: model.KafkaSink) -> Hop:

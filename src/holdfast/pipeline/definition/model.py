@@ -85,15 +85,20 @@ FileBytes = Annotated[int, Size(), "Size a file should have.", Given(shown="128M
 OnSchemaChange = Annotated[
     SchemaChange, "When rows bring a new column: stop, or add it. A changed type always stops."
 ]
-Mode = Annotated[Literal["append", "upsert"], "Every row is kept, or the last row of each key."]
-TableKey = Annotated[
-    tuple[ColumnName, ...], "Upsert: what makes a row one of its own; PostgreSQL's primary key."
+Mode = Annotated[
+    Literal["append", "upsert", "scd2"],
+    "Every row is kept, or the last row of each key, or a row for each version of a key, with its span of validity.",
 ]
-DeleteWhen = Annotated[Expression | None, "Upsert: a row for which this is true deletes its key."]
+TableKey = Annotated[
+    tuple[ColumnName, ...], "Upsert and scd2: what makes a row one of its own, or a version of it."
+]
+DeleteWhen = Annotated[
+    Expression | None, "Upsert: a row for which this is true deletes its key; scd2: it ends the version."
+]
 OrderBy = Annotated[
     ColumnName | None,
     "Upsert: the row with its greatest value wins, then the last by topic, partition and offset, wherever and whenever "
-    "it was read; without it the row that was read last.",
+    "it was read; without it the row that was read last. Scd2: since when a version is valid.",
 ]
 Side = Annotated[str, Text("a topic, or an SQL condition")]
 

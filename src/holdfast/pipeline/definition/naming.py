@@ -19,6 +19,12 @@ LEDGER_PREFIX: Final = "hf-ledger-"
 """Of topics in which sinks keep their ledgers: no pattern means them."""
 DIGEST_KEY_NAME: Final = "digest-key"
 """What `--accept-loss` calls the key of the digests."""
+VALID_FROM: Final = "valid_from"
+VALID_TO: Final = "valid_to"
+IS_CURRENT: Final = "is_current"
+IS_DELETED: Final = "is_deleted"
+"""Of `scd2`: from when on a version counts, up to and without when, whether it still does, and whether it is a
+deletion, whose span is empty. A deletion is kept: an older row that is read later ends there."""
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 BOOTSTRAP_VARIABLE: Final = "HOLDFAST_BOOTSTRAP_SERVER"
 TEXT_KEYS: Final = {

@@ -127,22 +127,27 @@ def _sink(sink: model.SinkDefinition, path: Path) -> Iterator[Finding]:
 
 
 def _merging(sink: model.PostgresSink | model.DeltaSink, path: Path) -> Iterator[Finding]:
-    """Of sinks that may keep one row for each key."""
-    if sink.mode == "upsert" and not sink.key:
-        yield Finding(path, "upsert needs 'key': the columns that make a row one of its own")
+    """Of sinks that may merge rows by key."""
+    if sink.mode != "append" and not sink.key:
+        yield Finding(path, f"{sink.mode} needs 'key': the columns that make a row one of its own")
+    if sink.mode == "scd2" and sink.order_by is None:
+        yield Finding(path, "scd2 needs 'order_by': the column that says since when a version is valid")
+    elif sink.mode == "scd2" and sink.order_by in sink.key:
+        yield Finding((*path, "order_by"), "versions of one key differ in it; it cannot be part of the key")
     if sink.mode == "append" and sink.key:
-        yield Finding((*path, "key"), "a key is for 'mode: upsert'; append keeps every row")
+        yield Finding((*path, "key"), "a key is for 'mode: upsert' or 'scd2'; append keeps every row")
     if sink.mode == "append" and sink.order_by is not None:
-        yield Finding((*path, "order_by"), "append keeps every row; it needs 'mode: upsert'")
-    if sink.order_by is not None and sink.delete_when is not None:
+        yield Finding((*path, "order_by"), "append keeps every row; it needs 'mode: upsert' or 'scd2'")
+    if sink.mode == "upsert" and sink.order_by is not None and sink.delete_when is not None:
         yield Finding(
             (*path, "order_by"),
-            "a key that was deleted leaves nothing behind that an older row could be compared with, which is "
-            "read later: keep such rows, with a column that says so, and leave out 'delete_when'; or leave out "
-            "'order_by' where all rows of a key come through one partition",
+            "a key that was deleted leaves nothing behind that an older row could be compared with, which is read "
+            "later: use 'mode: scd2', which remembers deletions, and read the rows with is_current; or keep such rows, "
+            "with a column that says so, and leave out 'delete_when'; or leave out 'order_by' where all rows of a key "
+            "come through one partition",
         )
     if sink.mode == "append" and sink.delete_when is not None:
-        yield Finding((*path, "delete_when"), "append deletes nothing; it needs 'mode: upsert'")
+        yield Finding((*path, "delete_when"), "append deletes nothing; it needs 'mode: upsert' or 'scd2'")
     yield from shared.check_columns(sink.key, (*path, "key"))
     yield from shared.check_expressions({"delete_when": sink.delete_when}, path)
 

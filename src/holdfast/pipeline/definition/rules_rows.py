@@ -40,6 +40,10 @@ def check_rows(definition: model.PipelineDefinition) -> Iterator[Finding]:
         table = merged(sink)
         if table is not None and (stream.kind or not stream.step):
             yield from _deletes(definition, table, path)
+        elif table is not None and table.mode == "scd2":
+            message = f"rows of {stream.step!r} are made by a step and have no versions; use 'mode: upsert'"
+            yield Finding((*path, "rows"), message)
+            continue
         if table is not None and (told := last_of_key(definition, table)) is not None:
             yield Finding(path, told, "warning", rests_on=(("source",), ("steps",)))
     yield from _first_of_key(definition)
@@ -118,6 +122,14 @@ def _deletes(
     if "_tombstone" not in (sink.delete_when or "") or values is None:
         return
     plain = plain_columns(definition, [*values, *keys], sink.rows).columns
+    if sink.mode == "scd2" and plain.get(sink.order_by or "") in values:
+        yield Finding(
+            (*path, "order_by"),
+            f"a tombstone has no value, so its {sink.order_by!r} is null and nothing says since when it counts: make "
+            f"the column in a step, as 'SELECT * EXCEPT ({sink.order_by}), coalesce({sink.order_by}, _timestamp) AS "
+            f"{sink.order_by} FROM input'",
+            rests_on=(("source",), ("steps",)),
+        )
     for name in sink.key:
         if plain.get(name) not in values:
             continue  # a step makes it, or it is the key's own

@@ -38,6 +38,12 @@ def merged(sink: model.SinkDefinition | None) -> model.PostgresSink | model.Delt
     return sink if isinstance(sink, model.PostgresSink | model.DeltaSink) and sink.mode != "append" else None
 
 
+def merge_key(sink: model.PostgresSink | model.DeltaSink) -> tuple[str, ...]:
+    """What makes a row one of its own in the table; nothing where every row is kept."""
+    order = (sink.order_by,) if sink.mode == "scd2" and sink.order_by is not None else ()
+    return () if sink.mode == "append" else (*sink.key, *order)
+
+
 def is_stateful(step: model.Step) -> bool:
     return isinstance(step, model.Dedupe | model.Window | model.Keyed | model.Join)
 

@@ -34,7 +34,7 @@ from holdfast.pipeline.definition.model import (
     Window,
 )
 from holdfast.pipeline.definition.naming import kind_of_sink
-from holdfast.pipeline.definition.streams import Stream, merged, stream_of
+from holdfast.pipeline.definition.streams import Stream, merge_key, merged, stream_of
 from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.history import beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.ledger import NOWHERE, Entry
@@ -171,7 +171,7 @@ class Side:
         """What makes a row one of its own, where it is not its lineage."""
         step = self.step
         if (table := merged(self.sink)) is not None:
-            return table.key
+            return merge_key(table)
         if isinstance(self.sink, KafkaSink):
             return ("key",)
         match step:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.pipeline.core.sql import LINEAGE, quoted
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink, SchemaChange
+from holdfast.pipeline.definition.naming import IS_CURRENT, IS_DELETED, VALID_FROM, VALID_TO
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import REJECTED_MAX, Problem, SchemaChanged
 
@@ -34,6 +35,8 @@ JSON_KEYS = frozenset(
 """Types whose values `to_json` writes as themselves where they are a map's keys, as Spark calls them."""
 STORABLE = JSON_KEYS | {"binary", "date", "timestamp", "timestamp_ntz", "array", "map", "struct"}
 """Types that every reader of a sink knows."""
+SPANS = frozenset({VALID_TO, IS_CURRENT})
+"""What follows from the other versions of the key: no part of a row's digest."""
 ORDERED = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz"})
 """Types of an `order_by`."""
 INVALID_TEXT = "INVALID_UTF8_STRING"
@@ -213,8 +216,8 @@ def check_merge(definition: PostgresSink | DeltaSink, rows: StructType) -> list[
     """What is wrong with a sink that merges rows by key, for rows of this schema."""
     stored = {field.name: field.dataType for field in stored_schema(rows).fields}
     key, mode, problems = definition.key, definition.mode, list[Problem]()
-    if mode == "upsert" and not key:
-        problems.append(Problem("key", "upsert needs the columns that make a row one of its own"))
+    if mode != "append" and not key:
+        problems.append(Problem("key", f"{mode} needs the columns that make a row one of its own"))
     if mode == "append" and key:
         problems.append(Problem("key", "append keeps every row; a key is for `mode: upsert`"))
     problems += [Problem("key", f"there is no column {name!r}") for name in key if name not in stored]
@@ -223,9 +226,32 @@ def check_merge(definition: PostgresSink | DeltaSink, rows: StructType) -> list[
         for name in key
         if name in stored and stored[name].typeName() in ("array", "map", "struct")
     ]
+    if mode == "scd2":
+        problems += [
+            Problem("", f"the rows have a column {name!r}, which scd2 adds: give theirs another name")
+            for name in (VALID_FROM, VALID_TO, IS_CURRENT, IS_DELETED)
+            if name in stored
+        ]
     if mode == "upsert" and key and set(stored) - {LINEAGE} <= set(key):
         problems.append(Problem("key", "it names every column; rows that have nothing else need no upsert"))
     return problems + _check_order(definition, stored) + _check_deletes(definition, rows)
+
+
+def with_versions(rows: DataFrame, definition: PostgresSink | DeltaSink) -> DataFrame:
+    """Of `scd2`: the rows with the columns of a version. Where its span ends, only the merge can tell."""
+    from pyspark.sql import functions
+
+    if definition.mode != "scd2" or definition.order_by is None:
+        return rows
+    since = column_named(definition.order_by)
+    added = {
+        VALID_FROM: since,
+        VALID_TO: functions.lit(None).cast(rows.schema[definition.order_by].dataType),
+        IS_CURRENT: functions.lit(False),
+    }
+    if definition.delete_when is not None:
+        added[IS_DELETED] = deletes_of(definition.delete_when)
+    return rows.withColumns(added)
 
 
 def deletes_of(text: str) -> Column:
@@ -259,8 +285,8 @@ def _check_deletes(definition: PostgresSink | DeltaSink, rows: StructType) -> li
     text = definition.delete_when
     if text is None:
         return []
-    if definition.mode != "upsert":
-        return [Problem("delete_when", "only `mode: upsert` deletes")]
+    if definition.mode == "append":
+        return [Problem("delete_when", "only `mode: upsert` and `scd2` delete")]
     spark = SparkSession.getActiveSession()
     if spark is None:
         return []

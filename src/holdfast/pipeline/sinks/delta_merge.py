@@ -8,7 +8,8 @@ commit, for exactly the version of the table that was read.
 
 Which row stands: with `order_by` the one with its greatest value, null before everything; of equal ones, and without
 it, the last by topic, partition, offset and index. Without `order_by`, a row of a later batch takes the place of one
-from another partition. A row whose place is forgotten, or that somebody else added, is before everything.
+from another partition. A row whose place is forgotten, or that somebody else added, is before everything. Where
+versions are kept (`scd2`), one row stands for each value of `order_by`, and its span ends where the next one begins.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.core.sql import LINEAGE
+from holdfast.pipeline.definition.naming import IS_CURRENT, IS_DELETED, VALID_TO
 from holdfast.pipeline.row_digest import total
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.sinks.writing import CONTENT, ROW_GROUP_ROWS, FileSet, FileWriter, WrittenFile
@@ -43,12 +45,14 @@ class Rules:
 
     key: tuple[str, ...]
     order_by: str | None = None
+    keeps_versions: bool = False
 
 
 class Keys:
     """The keys of a batch as numbers; of other rows, the same numbers, and -1 for keys that it does not have."""
 
     def __init__(self, columns: Sequence[pa.ChunkedArray]) -> None:
+        columns = [_comparable(column) for column in columns]
         self._types = [column.type for column in columns]
         self._values = [pc.unique(column) for column in columns]
         self._known: list[Numbers] = []
@@ -63,12 +67,17 @@ class Keys:
     def codes_of(self, columns: Sequence[pa.ChunkedArray]) -> Numbers:
         codes = np.zeros(len(columns[0]), np.int64)
         for column, kind, values, known in zip(columns, self._types, self._values, self._known, strict=True):
-            held = column if column.type == kind else column.cast(kind)
+            held = _comparable(column if column.type == kind else column.cast(kind))
             at = _numbers(pc.index_in(held, value_set=values))
             wide = codes * len(values) + at
             place = np.minimum(np.searchsorted(known, wide), len(known) - 1)
             codes = np.where((codes >= 0) & (at >= 0) & (known[place] == wide), place, -1)
         return codes
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Of -0 and 0 one."""
+    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
 
 
 def _numbers(column: pa.ChunkedArray | pa.Array, null: int = -1) -> Numbers:
@@ -87,8 +96,11 @@ def ranks(column: pa.ChunkedArray) -> Numbers:
 
 def heads(path: str, texts: Mapping[str, str | None], number: int, rules: Rules, disk: Disk) -> pa.Table:
     """The rows of one file, without what the merge does not go by: `key 0`…, `order`, the place, `delete`, `digest`,
-    and `file` and `row`, where they are. A column that the table is partitioned by is as the log writes it."""
-    wanted = [*rules.key, *((rules.order_by,) if rules.order_by else ()), LINEAGE, DELETE, CONTENT]
+    where a version ends (`until`) and whether it `counts`, and where the row is: `file` and `row`. A column that the
+    table is partitioned by is as the log writes it."""
+    delete = IS_DELETED if rules.keeps_versions else DELETE
+    spans = (VALID_TO, IS_CURRENT) if rules.keeps_versions else ()
+    wanted = [*rules.key, *((rules.order_by,) if rules.order_by else ()), LINEAGE, delete, CONTENT, *spans]
     with disk.open_existing(path) as handle, pq.ParquetFile(handle) as file:
         there = file.schema_arrow
         names = [name for name in wanted if name in there.names]
@@ -111,7 +123,10 @@ def heads(path: str, texts: Mapping[str, str | None], number: int, rules: Rules,
         kind = pa.string() if name == "topic" else pa.int64()
         part = pc.struct_field(place, name) if is_known else pa.chunked_array([pa.nulls(rows, kind)])
         found[name] = part.cast(kind)
-    found["delete"] = pc.fill_null(column(DELETE, pa.bool_()).cast(pa.bool_()), False)
+    if rules.keeps_versions:
+        found["until"] = column(VALID_TO, found["order"].type)
+        found["counts"] = column(IS_CURRENT, pa.bool_()).cast(pa.bool_())
+    found["delete"] = pc.fill_null(column(delete, pa.bool_()).cast(pa.bool_()), False)
     found["digest"] = column(CONTENT, pa.binary()).cast(pa.binary())
     found["file"] = pa.array(np.full(rows, number, np.int64))
     found["row"] = pa.array(np.arange(rows, dtype=np.int64))
@@ -146,6 +161,24 @@ class Standing:
 
     comes: Flags
     goes: Flags
+    spans: Spans | None = None
+
+    @property
+    def changes(self) -> Flags:
+        """Of the table's rows, those that stay and end elsewhere now."""
+        if self.spans is None:
+            return np.zeros(len(self.goes), np.bool_)
+        return self.spans.is_other[len(self.comes) :] & ~self.goes
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Of the rows of a batch, then of the table's: where a version ends, and whether it counts now."""
+
+    until: pa.Array
+    counts: Flags
+    is_other: Flags
+    """Not as it stands there."""
 
 
 def standing(batch: pa.Table, held: pa.Table, rules: Rules) -> Standing:
@@ -160,8 +193,13 @@ def standing(batch: pa.Table, held: pa.Table, rules: Rules) -> Standing:
     partitions, offsets, indexes = (_numbers(both.column(name)) for name in PLACE[1:])
     is_known = (topics >= 0) & (offsets >= 0)
     is_held = np.arange(len(codes)) >= size
-    if rules.order_by is not None:
-        first = [is_known, ranks(both.column("order"))]
+    order = ranks(both.column("order")) if rules.order_by is not None else np.zeros(0, np.int64)
+    of_key = codes
+    if rules.keeps_versions:
+        codes = codes * (int(order.max(initial=0)) + 2) + order + 1
+        first: list[Any] = [is_known]
+    elif rules.order_by is not None:
+        first = [is_known, order]
     else:
         # Of one partition offsets decide; of others, the later batch.
         first = [is_known & _is_behind(codes, topics, partitions, offsets, indexes, is_held)]
@@ -171,7 +209,29 @@ def standing(batch: pa.Table, held: pa.Table, rules: Rules) -> Standing:
     wins = np.zeros(len(codes), np.bool_)
     wins[sorting[is_last]] = True
     deletes = np.asarray(both.column("delete").to_numpy(), np.bool_)
+    if rules.keeps_versions:
+        return Standing(wins[:size], ~wins[size:], _spans(both, wins, of_key, order, deletes))
     return Standing(wins[:size] & ~deletes[:size], ~wins[size:])
+
+
+def _spans(both: pa.Table, wins: Flags, codes: Numbers, order: Numbers, deletes: Flags) -> Spans:
+    """Versions of a key follow each other by their order; a deletion ends where it begins."""
+    at = np.flatnonzero(wins)
+    at = at[np.lexsort((order[at], codes[at]))]
+    has_next = np.zeros(len(at), np.bool_)
+    has_next[:-1] = np.diff(codes[at]) == 0
+    ends = np.full(len(codes), -1, np.int64)
+    ends[at[:-1][has_next[:-1]]] = at[1:][has_next[:-1]]
+    counts = wins & ~deletes & (ends < 0)
+    ends = np.where(wins & deletes, np.arange(len(codes)), ends)
+    until = both.column("order").combine_chunks().take(pa.array(ends, mask=ends < 0))
+    held = both.column("until").combine_chunks().cast(until.type)
+    is_same = pc.fill_null(pc.equal(until, held), False)
+    is_same = pc.or_(is_same, pc.and_(until.is_null(), held.is_null()))
+    stored = pc.fill_null(both.column("counts").combine_chunks(), False)
+    is_other = ~np.asarray(is_same.to_numpy(zero_copy_only=False), np.bool_)
+    is_other |= np.asarray(stored.to_numpy(zero_copy_only=False), np.bool_) != counts
+    return Spans(until, counts, is_other)
 
 
 def _is_behind(
@@ -206,6 +266,8 @@ class Source:
     """The sink wrote it; of others, the rest is known by its name as theirs."""
     without_digests: bool = False
     without_places: bool = False
+    spans: tuple[Numbers, pa.Array, Flags] | None = None
+    """By row, in their order: where its version ends, and whether it counts."""
 
 
 @dataclass
@@ -244,6 +306,8 @@ class Rewriting:
                 if kept is not None and not kept.any():
                     continue
                 made = self._aligned(batch, source)
+                if source.spans is not None:
+                    made = _with_spans(made, row - batch.num_rows, *source.spans)
                 yield made if kept is None or kept.all() else made.filter(pa.array(kept))
 
     def _aligned(self, batch: pa.RecordBatch, source: Source) -> pa.RecordBatch:
@@ -258,6 +322,20 @@ class Rewriting:
                 column = _without_place(column)
             columns.append(column if column.type == each.type else column.cast(each.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _with_spans(
+    batch: pa.RecordBatch, first: int, rows: Numbers, until: pa.Array, counts: Flags
+) -> pa.RecordBatch:
+    chosen = np.flatnonzero((rows >= first) & (rows < first + batch.num_rows))
+    mask = np.zeros(batch.num_rows, np.bool_)
+    mask[rows[chosen] - first] = True
+    for name, values in ((VALID_TO, until), (IS_CURRENT, pa.array(counts))):
+        at = batch.schema.get_field_index(name)
+        held = batch.column(at)
+        new = pc.replace_with_mask(held, pa.array(mask), values.take(pa.array(chosen)).cast(held.type))
+        batch = batch.set_column(at, batch.schema.field(at), new)
+    return batch
 
 
 def _without_place(lineage: pa.StructArray) -> pa.StructArray:

@@ -30,12 +30,14 @@ from holdfast.pipeline.sealing import Written, goes_on_from, resealed
 from holdfast.pipeline.sinks import delta_merge
 from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, RowsRejected, SinkError
 from holdfast.pipeline.sinks.columns import (
+    SPANS,
     check_merge,
     column_named,
     deletes_of,
     fitting_schema,
     projected,
     stored_schema,
+    with_versions,
 )
 from holdfast.pipeline.sinks.compacting import OURS, table_files
 from holdfast.pipeline.sinks.delta import COMMIT_TRIES, FORGOTTEN, DeltaSinkWriter, PreparedDelta
@@ -58,8 +60,10 @@ class PreparedMerge(PreparedDelta):
         self, sink: DeltaUpsertWriter, schema: StructType | None, files: list[WrittenFile], *, keeps: bool
     ) -> None:
         super().__init__(sink, schema, files)
-        if not keeps:
-            self.written: Written | None = None
+        if self.written is not None:
+            undigested = sink.undigested
+            digested = {name: kind for name, kind in self.written.columns.items() if name not in undigested}
+            self.written = Written(self.written.digest, digested) if keeps else None
         self.keeps_digests = keeps
         self.heads = pa.concat_tables(sink.heads_of(files)) if files else None
 
@@ -80,7 +84,12 @@ class DeltaUpsertWriter(DeltaSinkWriter):
 
     @property
     def _rules(self) -> Rules:
-        return Rules(self._definition.key, self._definition.order_by)
+        definition = self._definition
+        return Rules(definition.key, definition.order_by, definition.mode == "scd2")
+
+    @property
+    def undigested(self) -> frozenset[str]:
+        return SPANS if self._rules.keeps_versions else frozenset({DELETE})
 
     def check(self, rows: StructType) -> list[Problem]:
         order_by, by = self._definition.order_by, self._definition.partition_by
@@ -100,6 +109,7 @@ class DeltaUpsertWriter(DeltaSinkWriter):
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
         from pyspark.sql.types import BinaryType, StructField, StructType
 
+        rows = with_versions(rows, self._definition)
         stored = stored_schema(rows.schema)
         beside = [StructField(CONTENT, BinaryType(), True)] if self.key is not None else []
         there = self._held(StructType([*stored.fields, *beside]))
@@ -112,7 +122,7 @@ class DeltaUpsertWriter(DeltaSinkWriter):
             self.file_set(),
             key=self.key if keeps else None,
             keeps_digests=CONTENT in there.fieldNames(),
-            undigested=frozenset({DELETE}),
+            undigested=self.undigested,
         )
         staged = write_files(self._staged(rows, schema), files)
         try:
@@ -142,6 +152,8 @@ class DeltaUpsertWriter(DeltaSinkWriter):
             for name in definition.key
             if KEY_PREFIX + name in present
         }
+        if self._rules.keeps_versions:
+            return projected(rows.withColumns(keys), schema)
         marked = rows.withColumns({DELETE: deletes, **keys})
         return projected(marked, schema, (column_named(DELETE),))
 
@@ -160,11 +172,14 @@ class DeltaUpsertWriter(DeltaSinkWriter):
         return f"{self.ledger.uri}/{file.path}"
 
     def _reject_keyless(self, heads: pa.Table | None) -> None:
-        """A row without its key could neither be stored nor deleted."""
+        """A row without its key could neither be stored nor deleted, and a version without its beginning not placed."""
         found: list[Rejected] = []
-        for at, name in enumerate(self._definition.key if heads is not None else ()):
+        parts = {f"key {at}": name for at, name in enumerate(self._definition.key)}
+        if self._rules.keeps_versions and self._rules.order_by is not None:
+            parts["order"] = self._rules.order_by
+        for column, name in parts.items() if heads is not None else ():
             assert heads is not None
-            without = heads.filter(pc.is_null(heads.column(f"key {at}")))
+            without = heads.filter(pc.is_null(heads.column(column)))
             why = f"column {name!r} is null, and is part of the key"
             found += [
                 Rejected(row["topic"], row["partition"], row["offset"], self.name, why)
@@ -212,19 +227,21 @@ class DeltaUpsertWriter(DeltaSinkWriter):
         forgets = prepared.keeps_digests and entry.content is not None and not goes_on_from(entry, previous)
         sources: list[Source] = []
         old: list[WrittenFile] = []
-        rows_gone = _by_file(gone)
+        rows_gone, rows_changed = _by_file(gone), _by_file(held.filter(pa.array(found.changes)))
+        held_spans, batch_spans = _spans_by_file(found, batch, held)
         for number, file in enumerate(files):
-            if number in rows_gone or forgets:
+            if number in rows_gone or number in rows_changed or forgets:
                 left = np.ones(self._rows_in(file), np.bool_)
                 left[rows_gone.get(number, [])] = False
                 old.append(file)
-                sources.append(self._source(file, kept=left, without_digests=forgets))
+                spans = held_spans.get(number)
+                sources.append(self._source(file, kept=left, without_digests=forgets, spans=spans))
         rows_come = _by_file(came)
         for number, file in enumerate(prepared.files):
             if number in rows_come:
                 taken = np.zeros(file.rows, np.bool_)
                 taken[rows_come[number]] = True
-                sources.append(self._source(file, kept=taken))
+                sources.append(self._source(file, kept=taken, spans=batch_spans.get(number)))
         new = self._written(sources, [file.path for file in prepared.files])
         went = 0 if forgets else delta_merge.digest_sum(gone.column("digest"))
         came_sum = delta_merge.digest_sum(came.column("digest"))
@@ -288,6 +305,30 @@ class DeltaUpsertWriter(DeltaSinkWriter):
                 return
             self.remove(new)
         raise self._crowded_out()
+
+
+RowSpans = tuple[delta_merge.Numbers, pa.Array, delta_merge.Flags]
+
+
+def _spans_by_file(
+    found: delta_merge.Standing, batch: pa.Table, held: pa.Table
+) -> tuple[dict[int, RowSpans], dict[int, RowSpans]]:
+    """Of the rows that stand in the table afterwards, by the number of their file: the table's, and the batch's."""
+    if found.spans is None:
+        return {}, {}
+    size = batch.num_rows
+    parts: list[dict[int, RowSpans]] = []
+    for heads, chosen, first in ((held, ~found.goes, size), (batch, found.comes, 0)):
+        at = np.flatnonzero(chosen)
+        files, rows = (np.asarray(heads.column(name).to_numpy(), np.int64)[at] for name in ("file", "row"))
+        by_file: dict[int, RowSpans] = {}
+        for number in np.unique(files).tolist():
+            of = np.flatnonzero(files == number)
+            of = of[np.argsort(rows[of])]
+            places = at[of] + first
+            by_file[number] = rows[of], found.spans.until.take(pa.array(places)), found.spans.counts[places]
+        parts.append(by_file)
+    return parts[0], parts[1]
 
 
 def _by_file(heads: pa.Table) -> dict[int, list[int]]:

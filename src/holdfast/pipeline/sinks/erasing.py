@@ -369,6 +369,11 @@ class DeltaEraser:
         self._sink, self._writer, self._request = sink, writer, request
 
     def _rows(self, table: DeltaTable) -> FileRows:
+        if self._sink.mode == "scd2":
+            raise SinkError(
+                f"sink {self._sink.name!r} keeps versions in Delta, where rows cannot be erased yet; nothing "
+                "was erased. Delete all versions of the keys with a tool of your own, and reset and refill the sink"
+            )
         if "deletionVectors" in (table.protocol().reader_features or ()):
             raise SinkError(
                 f"sink {self._sink.name!r}: {self._writer.ledger.uri} has deletion vectors; nothing was erased. Delete "

@@ -13,6 +13,7 @@ import pyarrow as pa
 from psycopg import errors, sql
 
 from holdfast.pipeline.definition.model import PostgresSink
+from holdfast.pipeline.definition.streams import merge_key
 from holdfast.pipeline.ledger import Entry, Erasure
 from holdfast.pipeline.row_digest import MASK, database_form, from_database
 from holdfast.pipeline.sinks import postgres_sql
@@ -60,6 +61,12 @@ class PostgresEraser:
                     f"{deleted}: a trigger or a rule of the table is in the way, or the condition is not always the "
                     "same. Nothing was erased"
                 )
+            if self._sink.mode == "scd2":  # spans end at the versions that are left
+                sink, key = self._sink, merge_key(self._sink)
+                names = sink.schema_name, sink.table
+                connection.execute(
+                    postgres_sql.Target(*names, columns, key, False, sink.order_by, sink.key).spans()
+                )
             self._writer.advance(connection, seal(erasure, removed.went))
             return erasure
 
@@ -71,7 +78,7 @@ class PostgresEraser:
 
     def _read(self, connection: Connection, newest: Entry, columns: dict[str, str], removed: Removed) -> None:
         """Lineage, and what the digest of each row is made of, or the digest itself."""
-        is_upsert = self._sink.mode == "upsert"
+        is_upsert = self._sink.mode != "append"
         types = {} if is_upsert or newest.content is None else newest.content.columns
         wanted = [name for name in types if name in columns]
         texts = [sql.SQL(database_form(columns[name])).format(sql.Identifier(name)) for name in wanted]
@@ -91,7 +98,7 @@ class PostgresEraser:
     ) -> None:
         lineage = {name: pa.array(each, kind) for each, (name, kind) in zip(values, LINEAGE, strict=False)}
         rest = values[len(LINEAGE) :]
-        if self._sink.mode == "upsert":
+        if self._sink.mode != "append":
             digests = [int(each) for each in rest[0] if each is not None] if has_digests else []
             removed.went = (removed.went + sum(digests)) & MASK
             removed.add(lineage)

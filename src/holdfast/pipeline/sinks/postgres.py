@@ -13,6 +13,7 @@ reports how many. The driver's transaction
 offset of a partition overwrite a newer one; with `order_by` it keeps the row whose column is greatest, then the last by
 place, so that it does not matter how batches were cut. It deletes keys whose last row `delete_when` is true for. A row
 that deletes and has no key among its columns, as a tombstone, takes it from the record's key, where that is decoded.
+`scd2` keeps the last row of a key for each value of `order_by`, and sets where the spans of the batch's keys end.
 Places are compared within one life of the ledger only: when it is forgotten, so are the places of the rows, in the same
 transaction. A topic that was made anew counts from the beginning, and a pipeline that was mended has other rows for the
 same places.
@@ -35,10 +36,12 @@ from holdfast.pipeline.core.frames import map_in_arrow
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
+from holdfast.pipeline.definition.streams import merge_key
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.row_digest import MASK as CONTENT_MASK
 from holdfast.pipeline.sealing import Written, goes_on_from, resealed
+from holdfast.pipeline.sinks import columns as shapes
 from holdfast.pipeline.sinks import postgres_copy, postgres_rules, postgres_sql
 from holdfast.pipeline.sinks.base import (
     REJECTED_MAX,
@@ -52,12 +55,6 @@ from holdfast.pipeline.sinks.base import (
     SinkError,
     SinkFenced,
     SinkUnavailable,
-)
-from holdfast.pipeline.sinks.columns import (
-    column_named,
-    deletes_of,
-    fitting_schema,
-    stored_schema,
 )
 from holdfast.pipeline.sinks.postgres_copy import Connection, first_line
 from holdfast.pipeline.sinks.postgres_sql import Target
@@ -205,7 +202,7 @@ class PostgresSinkWriter(Sink):
         """Rows of an upsert give way to those of their keys."""
         definition = self._definition
         with self._explained() as connection:
-            if definition.mode == "upsert" or self._oid(connection, definition.table) is None:
+            if definition.mode != "append" or self._oid(connection, definition.table) is None:
                 return False
             return self._has_rows(connection)
 
@@ -221,7 +218,7 @@ class PostgresSinkWriter(Sink):
                 (self._pipeline, self.name),
             )
             if (
-                definition.mode == "upsert"
+                definition.mode != "append"
                 and postgres_sql.LINEAGE_COLUMNS.keys() <= (there := self._columns(connection) or {}).keys()
             ):
                 has_digests = postgres_sql.CONTENT in there
@@ -268,6 +265,7 @@ class PostgresSinkWriter(Sink):
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
         from pyspark.sql.types import StructType
 
+        rows = shapes.with_versions(rows, self._definition)
         missing = self.missing()
         if missing is not None:
             raise SinkError(
@@ -279,7 +277,8 @@ class PostgresSinkWriter(Sink):
             if batch.is_empty:
                 has_content = self.key is not None and self._has_content(connection)
                 return PreparedTable(self, None, "", held, {}, 0, Written(0, {}) if has_content else None)
-            schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
+            stored = shapes.stored_schema(rows.schema)
+            schema = shapes.fitting_schema(self.name, held, stored, self._definition.schema)
             target = self._target(connection, schema)
             stage = postgres_sql.stage_name(self._pipeline, self.name, batch.label)
             connection.execute(target.create_stage(stage))
@@ -301,7 +300,7 @@ class PostgresSinkWriter(Sink):
     def _has_content(self, connection: Connection) -> bool:
         """Whether digests of rows are of use: of an upsert, they stand in the table."""
         there = self._columns(connection)
-        return self._definition.mode != "upsert" or there is None or postgres_sql.CONTENT in there
+        return self._definition.mode == "append" or there is None or postgres_sql.CONTENT in there
 
     def _digesting(self, schema: StructType, target: Target) -> postgres_copy.Digesting | None:
         """Over the columns that come back from the table as they were written."""
@@ -310,7 +309,7 @@ class PostgresSinkWriter(Sink):
         columns = {
             field.name: field.dataType.simpleString()
             for field in schema.fields
-            if field.name != LINEAGE
+            if field.name not in (LINEAGE, *(shapes.SPANS if target.versions_of else ()))
             and postgres_copy.comes_back(
                 target.columns[field.name], postgres_copy.postgres_type(field.dataType) or ""
             )
@@ -345,13 +344,13 @@ class PostgresSinkWriter(Sink):
                 "be added with `schema: add-columns`, or add them"
             )
         definition = self._definition
-        key = definition.key if definition.mode == "upsert" else ()
+        key = merge_key(definition)
+        versions_of = definition.key if definition.mode == "scd2" else ()
         if key and (postgres_sql.CONTENT in there if there is not None else self.key is not None):
             columns[postgres_sql.CONTENT] = postgres_sql.CONTENT_TYPE
-        has_deletes = bool(key) and definition.delete_when is not None
-        return Target(
-            definition.schema_name, definition.table, columns, key, has_deletes, definition.order_by
-        )
+        has_deletes = definition.mode == "upsert" and definition.delete_when is not None
+        table = definition.schema_name, definition.table
+        return Target(*table, columns, key, has_deletes, definition.order_by, versions_of)
 
     @property
     def _table(self) -> str:
@@ -395,7 +394,7 @@ class PostgresSinkWriter(Sink):
         url = self._definition.url
         present = set(rows.columns)
         columns = [functions.col(LINEAGE)]
-        deletes = deletes_of(self._definition.delete_when or "false")
+        deletes = shapes.deletes_of(self._definition.delete_when or "false")
         for name in target.columns:
             if name == postgres_sql.CONTENT:
                 continue
@@ -403,9 +402,9 @@ class PostgresSinkWriter(Sink):
                 columns.append(functions.col(f"{LINEAGE}.{name.removeprefix('_hf_')}").alias(name))
                 continue
             kind = schema[name].dataType
-            value = column_named(name) if name in present else functions.lit(None).cast(kind)
-            if target.has_deletes and name in target.key and KEY_PREFIX + name in present:
-                of_record = column_named(KEY_PREFIX + name).cast(kind)
+            value = shapes.column_named(name) if name in present else functions.lit(None).cast(kind)
+            if self._definition.delete_when and name in self._definition.key and KEY_PREFIX + name in present:
+                of_record = shapes.column_named(KEY_PREFIX + name).cast(kind)
                 value = functions.when(deletes, functions.coalesce(value, of_record)).otherwise(value)
             columns.append(postgres_copy.travelling(value, kind).alias(name))
         if target.has_deletes:
@@ -592,6 +591,8 @@ class PostgresSinkWriter(Sink):
         try:
             done = connection.execute(target.merge(stage), {"attempts": attempts})
             came, went = (done.fetchone() if target.keeps_digests else None) or (0, 0)
+            if target.versions_of:
+                connection.execute(target.spans(stage), {"attempts": attempts})
             return int(came), int(went)
         except errors.InvalidColumnReference as error:
             raise SinkError(

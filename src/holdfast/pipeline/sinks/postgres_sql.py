@@ -66,6 +66,8 @@ class Target:
     has_deletes: bool = False
     order_by: str | None = None
     """The column whose greatest value wins; without it, what is read last."""
+    versions_of: tuple[str, ...] = ()
+    """Of `scd2`: the key whose versions are kept; `key` is that with `order_by`."""
 
     @property
     def name(self) -> sql.Identifier:
@@ -172,6 +174,29 @@ class Target:
         if not self.keeps_digests:
             return sql.SQL("WITH {} {}").format(sql.SQL(", ").join(steps), put)
         return self._with_digests(last, put, gone if self.has_deletes else None, same)
+
+    def spans(self, name: str | None = None) -> sql.Composed:
+        """Where the versions of the staged keys end, or of all keys: at the next one, and a deletion at once."""
+        assert self.order_by is not None
+        order, key = sql.Identifier(self.order_by), names(self.versions_of)
+        gone = sql.SQL("coalesce(is_deleted, false)" if "is_deleted" in self.columns else "false")
+        touched: sql.Composable = sql.SQL("true")
+        if name is not None:
+            touched = sql.SQL("({}) IN (SELECT {} FROM {} WHERE {} = ANY(%(attempts)s))").format(
+                key, key, self.stage(name), sql.Identifier(ATTEMPT)
+            )
+        same = sql.SQL(" AND ").join(
+            sql.SQL("held.{0} = span.{0}").format(sql.Identifier(column)) for column in self.key
+        )
+        return sql.SQL(
+            "UPDATE {table} AS held SET valid_to = span.until, is_current = span.counts FROM (SELECT {listed}, "
+            "CASE WHEN {gone} THEN {order} ELSE lead({order}) OVER versions END AS until, "
+            "NOT {gone} AND lead({order}) OVER versions IS NULL AS counts FROM {table} WHERE {touched} "
+            "WINDOW versions AS (PARTITION BY {key} ORDER BY {order})) AS span WHERE {same} "
+            "AND (held.valid_to, held.is_current) IS DISTINCT FROM (span.until, span.counts)"
+        ).format(
+            table=self.name, listed=names(self.key), gone=gone, order=order, touched=touched, key=key, same=same
+        )  # fmt: skip
 
     def _with_digests(
         self, last: sql.Composed, put: sql.Composed, gone: sql.Composed | None, same: sql.Composed
