@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from holdfast.pipeline.ledger import LedgerMismatch
 from holdfast.pipeline.sinks import delta
 from holdfast.pipeline.sinks.base import RowsRejected, SchemaChanged, SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
+from holdfast.pipeline.sinks.delta_upsert import DeltaUpsertWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -264,3 +266,37 @@ def test_rows_that_the_table_no_longer_has_are_missed(
     cut.write(sink, cut.at(0, 1), rows(ids(0)))
     DeltaTable(table).delete()
     assert sink.missing() == f"{table} has no rows any more, and had some"
+
+
+def test_versions_by_spark_have_their_spans(
+    make: Make, table: str, rows: Any, batches: Any, context: SinkContext, spark: SparkSession
+) -> None:
+    """What tasks and expressions do; `test_delta_upsert` and `test_scd2` have the rules, without Spark."""
+    words = {"mode": "scd2", "key": ("id",), "order_by": "at", "delete_when": "_tombstone"}
+    sink = DeltaUpsertWriter(DeltaSink(table, **words), "shop")  # type: ignore[arg-type]
+    sink.open(context, spark)
+    columns, cut = "id bigint, name string, at timestamp, _key_id bigint", batches("delta")
+    days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
+    first = rows([{"id": 1, "name": "a", "at": days[0]}, {"id": 2, "name": "b", "at": days[0]}], columns)
+    assert sink.check(first.schema) == []
+    assert [each.where for each in sink.check(rows([], "id bigint, at string, valid_to int").schema)] == [
+        "",
+        "order_by",
+    ]
+    cut.write(sink, cut.at(0, 2), first.repartition(2))
+    gone = {"_key_id": 1, "at": days[2], "_tombstone": True}
+    cut.write(sink, cut.at(2, 3), rows([gone], columns, start=2))
+    cut.write(sink, cut.at(3, 4), rows([{"id": 1, "name": "late", "at": days[1]}], columns, start=3))
+    found = (
+        DeltaTable(table).to_pyarrow_table().sort_by([("id", "ascending"), ("at", "ascending")]).to_pylist()
+    )
+    assert [
+        (row["id"], row["name"], row["valid_to"], row["is_current"], row["is_deleted"]) for row in found
+    ] == [
+        (1, "a", days[1], False, False),
+        (1, "late", days[2], False, False),
+        (1, None, days[2], False, True),
+        (2, "b", None, True, False),
+    ]
+    with pytest.raises(RowsRejected, match="orders-0 at offset 4: column 'at' is null"):
+        sink.prepare(cut.at(4, 5), rows([{"id": 1, "name": "c"}], columns, start=4))

@@ -169,6 +169,24 @@ def test_the_greatest_of_an_order_wins_however_rows_come(
     assert table(database, "name", where="WHERE id = 1") == ["mended"]
 
 
+def test_versions_by_spark_have_their_spans(make: Make, database: Any, rows: Any, batches: Any) -> None:
+    """What tasks and expressions do; `test_scd2` has the rules, without Spark."""
+    sink = make(mode="scd2", key=("id",), order_by="at", delete_when="_tombstone")
+    columns, cut = "id bigint, name string, at date, _key_id bigint", batches("postgres")
+    days = [datetime.date(2026, 1, day) for day in (1, 2, 3)]
+    cut.write(sink, cut.at(0, 1), rows([{"id": 1, "name": "a", "at": days[0]}], columns))
+    gone = {"_key_id": 1, "at": days[2], "_tombstone": True}
+    cut.write(sink, cut.at(1, 2), rows([gone], columns, start=1))
+    cut.write(sink, cut.at(2, 3), rows([{"id": 1, "name": "late", "at": days[1]}], columns, start=2))
+    assert table(database, "valid_from, name, valid_to, is_current, is_deleted") == [
+        (days[0], "a", days[1], False, False),
+        (days[1], "late", days[2], False, False),
+        (days[2], None, days[2], False, True),
+    ]
+    with pytest.raises(RowsRejected, match="orders-0 at offset 4"):
+        sink.prepare(cut.at(3, 5), rows([{"id": 1, "at": days[0]}, {"id": 1}], columns, start=3))
+
+
 def test_after_a_reset_an_upsert_takes_whatever_comes(
     make: Make, database: Any, rows: Any, batches: Any
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,11 +19,14 @@ from tests.audit.soundness.executor import RESERVED
 from tests.pipeline.sinks.conftest import Batches
 
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import Entry, Erasure
+from holdfast.pipeline.positions import BatchRange
 from holdfast.pipeline.row_digest import DigestKey
 from holdfast.pipeline.sealing import sealed
-from holdfast.pipeline.sinks.base import RowsRejected, Sink, SinkContext
+from holdfast.pipeline.sinks.base import RowsRejected, Sink, SinkContext, SinkError
 from holdfast.pipeline.sinks.delta_upsert import DeltaUpsertWriter
+from holdfast.pipeline.sinks.erasing import DeltaEraser, Request
+from holdfast.pipeline.sinks.erasing_postgres import PostgresEraser
 from holdfast.pipeline.sinks.postgres import PostgresSinkWriter
 from holdfast.testing.postgres import PostgresServer
 
@@ -157,3 +161,19 @@ def test_a_row_without_its_beginning_is_named_and_a_deletion_takes_the_records_k
         )
     tried.write(0, [(0, 0, {"id": 1, "name": "a", "at": 1}), (0, 2, {"name": "gone", "_key_id": 1, "at": 2})])
     assert [row[:2] + row[4:6] for row in tried.read()] == [(1, "a", 2, False), (1, "gone", 2, False)]
+
+
+def test_versions_that_are_erased_are_no_end_of_others(tried: Tried) -> None:
+    entry = tried.write(0, [(0, at, {"id": 1, "name": "abc"[at], "at": at}) for at in range(3)])
+
+    def seal(erasure: Erasure, went: int) -> Entry:
+        return replace(entry, number=1, range=BatchRange({}), rows=0, erased=erasure)
+
+    request = Request("at = 1", "asked", KEY)
+    if isinstance(tried.sink, PostgresSinkWriter):
+        assert PostgresEraser(tried.sink._definition, tried.sink, request).erase(seal) is not None
+        assert [row[1:6] for row in tried.read()] == [("a", 0, 0, 2, False), ("c", 2, 2, None, True)]
+        return
+    assert isinstance(tried.sink, DeltaUpsertWriter)
+    with pytest.raises(SinkError, match="keeps versions in Delta, where rows cannot be erased yet"):
+        DeltaEraser(tried.sink._definition, tried.sink, request).erase(seal)

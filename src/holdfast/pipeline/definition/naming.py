@@ -25,6 +25,7 @@ IS_CURRENT: Final = "is_current"
 IS_DELETED: Final = "is_deleted"
 """Of `scd2`: from when on a version counts, up to and without when, whether it still does, and whether it is a
 deletion, whose span is empty. A deletion is kept: an older row that is read later ends there."""
+VERSION_COLUMNS: Final = (VALID_FROM, VALID_TO, IS_CURRENT, IS_DELETED)
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 BOOTSTRAP_VARIABLE: Final = "HOLDFAST_BOOTSTRAP_SERVER"
 TEXT_KEYS: Final = {

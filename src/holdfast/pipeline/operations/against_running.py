@@ -24,6 +24,8 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
+from holdfast.pipeline.definition.naming import VERSION_COLUMNS
+from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.status import Status, read_status
@@ -250,6 +252,8 @@ def column_changes(
             continue
         held = held_columns(definition, sink)
         if held is not None:
+            if (table := merged(sink)) is not None and table.mode == "scd2":
+                held = {name: kind for name, kind in held.items() if name not in VERSION_COLUMNS}
             yield from misfits(sink.name, sink.schema, held, columns[sink.rows])
 
 

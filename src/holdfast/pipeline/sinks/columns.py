@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.pipeline.core.sql import LINEAGE, quoted
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink, SchemaChange
-from holdfast.pipeline.definition.naming import IS_CURRENT, IS_DELETED, VALID_FROM, VALID_TO
+from holdfast.pipeline.definition.naming import IS_CURRENT, IS_DELETED, VALID_FROM, VALID_TO, VERSION_COLUMNS
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import REJECTED_MAX, Problem, SchemaChanged
 
@@ -229,7 +229,7 @@ def check_merge(definition: PostgresSink | DeltaSink, rows: StructType) -> list[
     if mode == "scd2":
         problems += [
             Problem("", f"the rows have a column {name!r}, which scd2 adds: give theirs another name")
-            for name in (VALID_FROM, VALID_TO, IS_CURRENT, IS_DELETED)
+            for name in VERSION_COLUMNS
             if name in stored
         ]
     if mode == "upsert" and key and set(stored) - {LINEAGE} <= set(key):
