@@ -40,6 +40,7 @@ from holdfast.audit.sinks.headers import without
 from holdfast.client.messages import ID_HEADER, ORIGIN_ID_HEADER
 from holdfast.pipeline.definition.columns import PlainColumns, plain_columns
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, PostgresSink, SinkDefinition
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_sink
 from holdfast.pipeline.definition.streams import has_own_rows
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
@@ -55,7 +56,24 @@ NO_HEADERS: Final = "_no_headers"
 TOMBSTONE: Final = "_tombstone"
 TIME: Final = "_timestamp"
 RECORD: Final[Columns] = (("headers", HEADERS), ("key", KEY), ("value", RAW))
-"""A record as it came."""
+"""A record as it came, in a topic of dead letters."""
+LETTER: Final[Mapping[str, tuple[str, pa.DataType, str]]] = {
+    "topic": ("_letter_topic", pa.string(), "string"),
+    "partition": ("_letter_partition", pa.int32(), "int"),
+    "offset": ("_letter_offset", pa.int64(), "bigint"),
+    "timestamp": ("_letter_timestamp", pa.timestamp("us", tz="UTC"), "timestamp"),
+    "key": (KEY, pa.binary(), "binary"),
+    "value": (RAW, pa.binary(), "binary"),
+    "headers": (
+        "_letter_headers",
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        "array<struct<key:string,value:binary>>",
+    ),
+}
+"""And in a table of them: by column, what it must be, and its type in Arrow's words and in Spark's."""
+LETTER_HEADERS: Final = LETTER["headers"][0]
+NO_TIME_FROM_US: Final = 253_402_300_800_000_000
+"""The year 10000: dead letters in a table have no time from there on."""
 KEY_BY: Final = "_key_by:"
 """Before the column that is a record's key in a topic: of a tombstone, which has none, the record's own."""
 OF_RECORD: Final = {
@@ -104,7 +122,11 @@ class Expected:
     @property
     def needs_headers(self) -> bool:
         """Of few records, and none where there are no dead letters."""
-        return any(columns == RECORD and self._is_wanted(columns) for columns in self.sets)
+        return any(
+            self._is_wanted(columns)
+            for columns in self.sets
+            if columns == RECORD or LETTER_HEADERS in dict(columns).values()
+        )
 
     def _is_wanted(self, columns: Columns) -> bool:
         only = self.only.get(columns)
@@ -158,6 +180,11 @@ def _of_source(name: str, batch: pa.RecordBatch, decoded: Decode) -> pa.Array:
             return pc.if_else(pc.less(times.cast(pa.int64()), 0), None, times)  # -1: no time
         case "_headers":
             return without(batch.column("headers"), OURS, renamed=(ID_HEADER, ORIGIN_ID_HEADER))
+        case "_letter_topic" | "_letter_partition" | "_letter_offset" | "_letter_headers":
+            return batch.column(name.removeprefix("_letter_"))
+        case "_letter_timestamp":
+            times = _of_source(TIME, batch, decoded)
+            return pc.if_else(pc.less(times.cast(pa.int64()), NO_TIME_FROM_US), times, None)
         case "_no_headers":
             return pa.array(np.zeros(batch.num_rows, np.int32))
     if name.startswith(KEY_BY):
@@ -316,6 +343,9 @@ def plan_of(
         case None:
             kinds = dict.fromkeys((KEY, RAW, HEADERS), OF_RECORD[KEY])
             return Plan(reader.name, dict(RECORD), kinds, is_topic=True, covers=tuple(dict(RECORD))), whys
+        case _ if sink.name == DEAD_LETTER_NAME:
+            names = {name: must for name, (must, _, _) in LETTER.items()}
+            types = {must: (kind, ddl) for must, kind, ddl in LETTER.values()}
         case KafkaSink():
             found, covers = _topic(sink, names, types, is_all=is_all)
             kinds = {**types, NO_HEADERS: (pa.int32(), "int")}
@@ -405,7 +435,10 @@ class ContentCheck:
 
         `dead` says which offsets are dead letters: of no others is the record needed as it came.
         """
+        letters = dead_letter_sink(self._definition)
         sinks: dict[str, SinkDefinition] = {sink.name: sink for sink in self._definition.sinks}
+        if not isinstance(letters, KafkaSink):
+            sinks[letters.name] = letters
         for reader in readers:
             sink = sinks.get(reader.name)
             if sink is not None and any(
@@ -420,17 +453,19 @@ class ContentCheck:
             if plan.columns:
                 self._plans[reader.name] = self._since(reader, plan, spans)
         sets = tuple(dict.fromkeys(plan.key for plan in self._plans.values()))
-        self._expected = Expected(dict(spans), sets, {} if dead is None else {RECORD: dead})
+        of_letters = self._plans.get(letters.name)
+        only = {} if dead is None or of_letters is None else {of_letters.key: dead}
+        self._expected = Expected(dict(spans), sets, only)
         return self._expected if sets else None
 
     def _plain(self, sink: SinkDefinition | None) -> PlainColumns:
-        if sink is None:
+        if sink is None or sink.name == DEAD_LETTER_NAME:
             return PlainColumns({})
         return plain_columns(self._definition, self._types, sink.rows)
 
     def _since(self, reader: SinkReader, plan: Plan, spans: Spans) -> Plan:
         """Rows of entries that this definition made, or one that says the same of the sink."""
-        if self._marks is None or plan.key == RECORD:
+        if self._marks is None or plan.sink == DEAD_LETTER_NAME:
             return plan
         marks = self._marks(reader.name)
         others = [entry for entry in reader.entries() if entry.fingerprint not in marks and entry.range]
@@ -465,7 +500,7 @@ class ContentCheck:
 
 
 def _detail(plan: Plan) -> str:
-    if plan.key == RECORD:
+    if plan.sink == DEAD_LETTER_NAME:
         return "key, value and headers are not those of the record"
     names = sorted(name.removeprefix(FIELD) for name in plan.columns)
     return f"the row does not hold what the record at its place says ({', '.join(names)})"

@@ -35,7 +35,7 @@ from holdfast.pipeline.positions import Place, Positions
 Span = tuple[int, int]
 Offsets = npt.NDArray[np.int64]
 
-PRUNED: Final = frozenset({"kafka", "dead_letter", "delta"})
+PRUNED: Final = frozenset({"kafka", "delta"})
 """Kinds of sinks whose older entries go: a compacted topic keeps the newest of each writer, a log is cleaned."""
 
 

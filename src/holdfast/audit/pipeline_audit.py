@@ -62,8 +62,15 @@ from holdfast.audit.state_files import examine_state
 from holdfast.errors import UsageError
 from holdfast.pipeline.aside import LATE_FOR, batch_name
 from holdfast.pipeline.definition.fingerprint import EARLIER, canonical, fingerprint, marks_of
-from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, Window
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, client_settings, dead_letter_of, home_of
+from holdfast.pipeline.definition.model import PipelineDefinition, Window
+from holdfast.pipeline.definition.naming import (
+    DEAD_LETTER_NAME,
+    client_settings,
+    dead_letter_sink,
+    home_of,
+    kind_of_sink,
+    own_topics,
+)
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.ledger import Entry
@@ -305,8 +312,10 @@ class PipelineAudit:
                 f"pipeline {self.definition.name!r} has never run: none of its sinks has a ledger. "
                 "`holdfast pipeline run` makes one"
             )
+        sinks = (*self.definition.sinks, dead_letter_sink(self.definition))
+        kinds = {sink.name: kind_of_sink(sink) for sink in sinks}
         chains = {
-            name: ledgers.follow(name, self.readers[name].kind, self.definition.name, entries)
+            name: ledgers.follow(name, kinds[name], self.definition.name, entries)
             for name, entries in self.entries.items()
             if entries
         }
@@ -358,8 +367,7 @@ class PipelineAudit:
         source = self.definition.source
         if source.pattern is None:
             return set(source.topics)
-        own = {sink.topic for sink in self.definition.sinks if isinstance(sink, KafkaSink)}
-        own.add(dead_letter_of(self.definition).topic)
+        own = own_topics(self.definition)
         found = self.cluster.topics(pattern=source.pattern)
         return {name for name in found if name not in own and not name.startswith("hf-ledger-")}
 

@@ -43,7 +43,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, resolve_path
+from holdfast.pipeline.definition.naming import dead_letter_sink, resolve_path
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster
 from holdfast.reader.errors import TopicMissing
@@ -112,9 +112,8 @@ def take_all(
     definition: PipelineDefinition, settings: Mapping[str, str], proven: Mapping[Place, int]
 ) -> dict[str, Seen]:
     """Of every sink of a pipeline, and of its dead letters."""
-    dead = dead_letter_of(definition)
-    topic = KafkaSink(dead.topic, DEAD_LETTER_NAME, dead.bootstrap, dead.settings)
-    return {sink.name: take(definition, sink, settings, proven) for sink in (*definition.sinks, topic)}
+    sinks = (*definition.sinks, dead_letter_sink(definition))
+    return {sink.name: take(definition, sink, settings, proven) for sink in sinks}
 
 
 # ------------------------------------------------------------------------ files

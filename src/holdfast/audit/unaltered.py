@@ -30,6 +30,7 @@ from holdfast.audit.compare import RANGES_MAX
 from holdfast.audit.lineage import LineageBatch, as_ranges
 from holdfast.audit.model import AuditError, Fate, Finding, Unproven, gap
 from holdfast.audit.sinks.base import ContentBatch, ErasedRows, SinkReader, SinkScope
+from holdfast.audit.sinks.kafka import DeadLetters
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import home_of, monitoring_group
@@ -265,9 +266,8 @@ def check(
     for batch in reader.contents(types, scope):
         counting.take(batch, hasher)
     counting.judge()
-    more = (
-        ("failure",) if reader.kind == "dead_letter" else ()
-    )  # its headers, which are among those of the record
+    # Of a topic of dead letters: its headers, which are among those of the record.
+    more = ("failure",) if isinstance(reader, DeadLetters) else ()
     return Unaltered(
         reader.name,
         (LINEAGE, *sorted(types), *more),

@@ -25,7 +25,7 @@ from holdfast.errors import HoldfastError
 from holdfast.manifest.folding import LastByKey
 from holdfast.pipeline.definition.loading import load_pipeline
 from holdfast.pipeline.definition.model import KafkaSink
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, ledger_topic
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_sink, ledger_topic
 from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.known_sinks import NOTE
 from holdfast.pipeline.ledger import Entry
@@ -90,15 +90,13 @@ class _Pipeline:
 
     def _read_ledgers(self) -> Iterator[NotExamined]:
         definition = self.deployed.definition
-        letters = dead_letter_of(definition)
-        for name, sink in {DEAD_LETTER_NAME: None, **{each.name: each for each in definition.sinks}}.items():
+        for sink in (dead_letter_sink(definition), *definition.sinks):
+            name = sink.name
             try:
-                if sink is None or isinstance(sink, KafkaSink):
-                    where = letters.bootstrap if sink is None else sink.bootstrap
-                    if where in (None, definition.source.bootstrap):
-                        self.ledgers[name] = self._in_backup(name)
-                        self.restored.add(name)
-                        continue
+                if isinstance(sink, KafkaSink) and sink.bootstrap in (None, definition.source.bootstrap):
+                    self.ledgers[name] = self._in_backup(name)
+                    self.restored.add(name)
+                    continue
                 opened = self._opened(sink)
                 with closing(opened) as reader:
                     self.ledgers[name] = next(reversed(reader.entries()), None)
@@ -107,9 +105,9 @@ class _Pipeline:
 
     def _opened(self, sink: Any) -> Any:
         definition, settings = self.deployed.definition, self.deployed.settings
-        return (
-            open_dead_letters(definition, settings) if sink is None else open_sink(definition, sink, settings)
-        )
+        if sink.name == DEAD_LETTER_NAME:
+            return open_dead_letters(definition, settings)
+        return open_sink(definition, sink, settings)
 
     def _in_backup(self, name: str) -> Entry | None:
         """The newest entry that every writer has, by the last committed record of each partition of the ledger."""

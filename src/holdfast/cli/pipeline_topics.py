@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection, interruptible, no_such_topic, translate
 from holdfast.cli.options import DEFAULT_CONNECT_TIMEOUT_MS
 from holdfast.pipeline.definition.explaining import TopicFacts
-from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
-from holdfast.pipeline.definition.naming import client_settings, dead_letter_of
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.naming import client_settings, own_topics
 from holdfast.pipeline.definition.secrets import expand_definition
 
 TOLD: Final = (
@@ -33,8 +33,7 @@ def ask_topics(definition: PipelineDefinition, bootstrap: str | None) -> list[To
     metadata = connection.reach(admin)
     source = expanded.source
     if source.pattern:
-        own = {dead_letter_of(expanded).topic}
-        own |= {sink.topic for sink in expanded.sinks if isinstance(sink, KafkaSink)}
+        own = own_topics(expanded)
         matching = (name for name in metadata.topics if re.fullmatch(source.pattern, name))
         names = [name for name in matching if name not in own and not name.startswith(("hf-ledger-", "__"))]
     else:

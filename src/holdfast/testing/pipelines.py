@@ -79,7 +79,12 @@ class PipelineTester:
             if producer.flush(FLUSH_SECONDS):
                 raise UsageError(f"the records could not be written within {FLUSH_SECONDS:.0f} s")
             alone = replace(definition, source=source)
-            return run_trial(alone, bootstrap=broker.bootstrap_servers, spark=self._session(definition))
+            return run_trial(
+                alone,
+                bootstrap=broker.bootstrap_servers,
+                spark=self._session(definition),
+                replays=True,
+            )
 
     def _session(self, definition: PipelineDefinition) -> SparkSession:
         if self._spark is None:

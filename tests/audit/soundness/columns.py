@@ -8,8 +8,10 @@ parses SQL.
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, Row, StructType
 
 from holdfast.pipeline.digest import MASK, Tally, place_hash
+from holdfast.pipeline.sinks.dead_letter import AS_ROW
 
 Value = Any
 Meaning = tuple[Callable[[dict[str, Any]], Value], pa.DataType]
@@ -118,7 +121,7 @@ def json_of(value: Value, kind: pa.DataType) -> Value:
         return value.isoformat()
     if isinstance(value, Decimal):
         return _Number(f"{value:f}")
-    return value
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 class _Number(float):
@@ -154,12 +157,35 @@ def _written(value: Value) -> str:
             return json.dumps(value, ensure_ascii=False)
 
 
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+LETTER_TYPES = {
+    "topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "timestamp": pa.timestamp("us", tz="UTC"),
+    "key": pa.binary(), "value": pa.binary(), "reason": pa.string(), "step": pa.string(), "error": pa.string(),
+}  # fmt: skip
+LETTER_CELLS: dict[str, tuple[str, Callable[[dict[str, Any]], Value]]] = {
+    "topic": (AS_ROW["topic"], lambda row: row["_hf"]["topic"]),
+    "partition": (AS_ROW["partition"], lambda row: row["_hf"]["partition"]),
+    "offset": (AS_ROW["offset"], lambda row: row["_hf"]["offset"]),
+    "timestamp": (AS_ROW["timestamp"], lambda row: row["_timestamp"]),
+    "key": (AS_ROW["key"], lambda row: row["_key"]),
+    "value": (AS_ROW["value"], lambda row: row["_raw"]),
+    "reason": (AS_ROW["reason"], lambda row: row["_reason"]),
+    "step": (
+        AS_ROW["step"],
+        lambda row: None if re.match("parse$|sink:", row["_reason"]) else row["_reason"],
+    ),
+    "error": (AS_ROW["error"], lambda row: row["_error"].replace("\0", "\ufffd")),
+}
+"""Of a dead letter in a table, by column: its SQL, and what that means."""
+
+
 class Functions:
     """`pyspark.sql.functions`, as far as sinks use it."""
 
     def __init__(self) -> None:
         self.known: dict[str, Meaning] = {
             "false": (lambda row: False, pa.bool_()),
+            **{text: (meaning, LETTER_TYPES[name]) for name, (text, meaning) in LETTER_CELLS.items()},
             "unix_millis(_timestamp)": (lambda row: _millis(row["_timestamp"]), pa.int64()),
             "encode(concat(_hf.topic, ':', _hf.partition, '@', _hf.offset, '#', _hf.index), 'utf-8')": (
                 lambda row: source_of(row["_hf"]),
@@ -237,9 +263,6 @@ class Functions:
 
     def validate_utf8(self, column: Column) -> Column:
         return column
-
-
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def _millis(time: datetime.datetime | None) -> int | None:

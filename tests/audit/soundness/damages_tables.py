@@ -56,6 +56,7 @@ _CHANGES: Final = {
     "double precision": "coalesce({c}, 0) + 0.01",
     "numeric": "coalesce({c}, 0) + 0.01",
     "text": "coalesce({c}, '') || '!'",
+    "bytea": "coalesce({c}, '') || '!'",
     "boolean": "NOT coalesce({c}, false)",
     "date": "coalesce({c}, '2026-01-01') + 1",
     "timestamp with time zone": "coalesce({c}, '2026-01-01') + interval '1 microsecond'",

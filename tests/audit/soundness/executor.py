@@ -150,7 +150,10 @@ class Router:
                     for index, each in enumerate(step.of_row(row))
                 ]
             case _:
-                walk.rows = [step.of_row(row) for row in walk.rows]
+                made = [(row, step.of_row(row)) for row in walk.rows]
+                walk.rows = [after for _, after in made if after is not None]
+                for row in (before for before, after in made if after is None):
+                    walk.leave(FILTERED, step.name, row)
 
 
 def _staged(staged: Staged, update: StateUpdate | None) -> Iterator[Row]:

@@ -147,7 +147,7 @@ class Step:
     name: str
     words: Mapping[str, Any]
     of_row: Callable[[Row], Any] = lambda row: row
-    """A rule: whether it holds. A query: the row after it. An expanding one: the rows."""
+    """A rule: whether it holds. A query: the row after it, or none. An expanding one: the rows."""
     gives: Mapping[str, pa.DataType] = field(default_factory=dict)
     """The columns it adds."""
     drops: tuple[str, ...] = ()
@@ -208,7 +208,13 @@ import pyarrow.compute as pc
 
 def mark(batch):
     return batch.append_column("marked", pc.add(batch.column("id"), 1000))
+
+
+def mark_frame(frame):
+    return frame.withColumn("marked", frame.id + 1000).where("id % 7 <> 3")
 """
+LETTERS: Final = "dead-letter"
+"""What the sink of dead letters is called, and where it is when it is a table."""
 AGGREGATES: Final[Mapping[str, tuple[str, pa.DataType, Callable[[list[Row]], Any]]]] = {
     "orders": ("count(*)", pa.int64(), len),
     "total": ("sum(amount)", pa.float64(), lambda rows: sum(row["amount"] for row in rows)),
@@ -252,6 +258,13 @@ class Program:
     expressions: Mapping[str, Meaning] = field(default_factory=dict)
     """By text: of rules and sinks."""
     compression: str = "none"
+    letters: str = "topic"
+    """Where dead letters go: topic, parquet, delta, append."""
+
+    @property
+    def letter_sink(self) -> Sink | None:
+        """The sink that has dead letters as rows; nothing: they are in a topic."""
+        return None if self.letters == "topic" else Sink(self.letters, LETTERS)
 
     @property
     def topic(self) -> str:
@@ -329,8 +342,17 @@ class Program:
             "source": source,
             "steps": [step.document() for step in self.steps],
             "sinks": [self._sink(sink, places) for sink in self.sinks],
-            "dead_letter": {"topic": self.dead_letter, "settings": {"compression.type": self.compression}},
+            "dead_letter": self._letters(places),
         }
+
+    def _letters(self, places: Places) -> dict[str, Any]:
+        match self.letters:
+            case "topic":
+                return {"topic": self.dead_letter, "settings": {"compression.type": self.compression}}
+            case "append":
+                table = {"url": places.database, "table": LETTERS, "schema_name": self.name}
+                return {"postgres": table}
+        return {self.letters: LETTERS}
 
     def _sink(self, sink: Sink, places: Places) -> dict[str, Any]:
         words: dict[str, Any] = {"name": sink.name, **sink.words}
@@ -406,6 +428,8 @@ class Maker:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.chance = random.Random(f"program {seed}")
+        self.others = random.Random(f"others {seed}")
+        """For what was added later: the rest of a seed stays as it is."""
         self.expressions: dict[str, Meaning] = {}
         self.steps: list[Step] = []
 
@@ -493,6 +517,14 @@ class Maker:
             case "lookup":
                 words = {"table": "people.csv", "on": {"who": "login"}, "columns": ["city"], "refresh": "1ms"}
                 return Step("lookup", "people", words, gives={"city": pa.string()})
+            case "python" if self.others.random() < 0.5:
+                listed = {**there, "marked": pa.int64()}
+                words = {"file": "steps.py", "function": "mark_frame", "mode": "spark"}
+                return Step(
+                    "python", "mark", words,
+                    lambda row: {**row, "marked": row["id"] + 1000} if row["id"] % 7 != 3 else None,
+                    listed, tuple(there),
+                )  # fmt: skip
             case "python":
                 listed = {**there, "marked": pa.int64()}
                 words = {
@@ -648,7 +680,9 @@ def ddl_of(kind: pa.DataType) -> str:
 
 
 def make_program(seed: int) -> Program:
-    return Maker(seed).make()
+    maker = Maker(seed)
+    kinds = ("topic", "topic", "topic", "parquet", "delta", "append")
+    return replace(maker.make(), letters=maker.others.choice(kinds))
 
 
 def changed(program: Program, chance: Chance) -> tuple[Program, str]:

@@ -58,6 +58,8 @@ def change_message(world: World, sink: Sink, chance: Chance) -> Damage:
 
 
 def change_dead_letter(world: World, sink: Sink, chance: Chance) -> Damage:
+    if world.program.letter_sink is not None:
+        raise Undone
     return _patched(world, world.program.dead_letter, chance, "dead-letter", ["key", "value", "trace"])
 
 
@@ -209,11 +211,14 @@ def change_source_of_window(world: World, sink: Sink, chance: Chance) -> Damage:
 
 def change_source_of_letter(world: World, sink: Sink, chance: Chance) -> Damage:
     """A message is another than the dead letter that was made of it."""
-    letters = {
-        (int(_text(each, "hf-dlt-partition")), int(_text(each, "hf-dlt-offset")))
-        for each in records(world.estate.log_files(world.program.dead_letter))
-        if "hf-dlt-partition" in dict(each.headers)
-    }
+    if world.program.letter_sink is not None:
+        letters = _places(world, world.program.letter_sink)
+    else:
+        letters = {
+            (int(_text(each, "hf-dlt-partition")), int(_text(each, "hf-dlt-offset")))
+            for each in records(world.estate.log_files(world.program.dead_letter))
+            if "hf-dlt-partition" in dict(each.headers)
+        }
     for each in records(world.estate.log_files(world.program.topic)):
         if (
             (each.partition, each.offset) in letters
@@ -226,6 +231,16 @@ def change_source_of_letter(world: World, sink: Sink, chance: Chance) -> Damage:
                 "the source of a dead letter is changed", "dead-letter", ("value",), is_of_source=True
             )
     raise Undone
+
+
+def damage_letter_rows(world: World, sink: Sink, chance: Chance) -> Damage:
+    """What is done to any sink of rows, done to the one that has the dead letters."""
+    letters = world.program.letter_sink
+    if letters is None:
+        raise Undone
+    return chance.choice(TO_LETTER_TABLE if letters.kind == "append" else TO_LETTER_FILES)(
+        world, letters, chance
+    )
 
 
 def _text(stored: Stored, header: str) -> str:
@@ -316,9 +331,19 @@ TO_TABLES: Final[tuple[Stroke, ...]] = (
 TO_TOPICS: Final[tuple[Stroke, ...]] = (
     change_message, change_message, change_message, change_message, trim_topic, lose_topic, change_source,
 )  # fmt: skip
+TO_LETTER_FILES: Final[tuple[Stroke, ...]] = (
+    files.change_cell, files.change_cell, files.swap_cells, files.swap_columns, files.drop_row, files.double_row,
+    files.replace_row, files.remove_file, files.cut_file, files.copy_file, files.lose_directory,
+    files.lose_last_batch, files.older_copy, files.change_ledger, files.row_and_ledger,
+)  # fmt: skip
+TO_LETTER_TABLE: Final[tuple[Stroke, ...]] = (
+    tables.change_table_cell, tables.change_table_cell, tables.swap_table_cells, tables.delete_table_row,
+    tables.double_table_row, tables.drop_table, tables.drop_table_and_ledger, tables.older_table,
+    tables.change_table_ledger,
+)  # fmt: skip
 TO_ALL: Final[tuple[Stroke, ...]] = (
-    change_dead_letter, change_dead_letter, change_source_of_letter, lose_home, lose_state, lose_state, lose_aside,
-    change_aside,
+    change_dead_letter, change_dead_letter, damage_letter_rows, change_source_of_letter, lose_home, lose_state,
+    lose_state, lose_aside, change_aside,
 )  # fmt: skip
 BY_KIND: Final[Mapping[str, tuple[Stroke, ...]]] = {
     "parquet": TO_FILES, "delta": TO_FILES, "merge": TO_MERGED, "append": TO_TABLES, "upsert": TO_TABLES,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkUnreadable
 from holdfast.audit.sinks.delta import DeltaReader
 from holdfast.audit.sinks.kafka import DeadLetters, KafkaReader
+from holdfast.audit.sinks.letters import open_letters
 from holdfast.audit.sinks.parquet import ParquetReader
 from holdfast.pipeline.definition.model import (
     DeltaSink,
@@ -16,6 +17,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
+from holdfast.pipeline.definition.naming import dead_letter_sink
 
 
 def open_sink(
@@ -45,4 +47,7 @@ def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> SinkReader:
 
 def open_dead_letters(definition: PipelineDefinition, settings: Mapping[str, str]) -> DeadLetterReader:
     """A snapshot of the pipeline's dead letters."""
-    return DeadLetters(definition, settings)
+    sink = dead_letter_sink(definition)
+    return (
+        DeadLetters(definition, settings) if isinstance(sink, KafkaSink) else open_letters(definition, sink)
+    )

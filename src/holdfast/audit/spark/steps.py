@@ -1,8 +1,9 @@
-"""The steps of a definition evaluated again, by their own SQL: what must be in the sinks, and what must have left.
+"""The steps of a definition evaluated again, by their own words: what must be in the sinks, and what must have left.
 
-Rules, filters and queries are evaluated. What a deduplication took out is taken from the record of the pipeline, and
-checked elsewhere. Behind a Python step or a lookup nothing can be said without running what only the pipeline has: from
-there on rows are judged by what was recorded.
+Rules, filters, queries and functions of mode `spark` are evaluated. What a deduplication took out is taken from the
+record of the pipeline, and checked elsewhere. Behind a lookup, a Python step of another mode, or a function that has a
+`udf` in it, nothing can be said without running what only the pipeline has: from there on rows are judged by what was
+recorded.
 
 The source as a frame: the records that the definition at hand has taken, read by Spark's tasks with our own reader.
 
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.model import Fate
 from holdfast.pipeline.core.frames import as_input
+from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import (
     Dedupe,
     Expect,
@@ -208,6 +210,12 @@ def evaluate(
                 _query(spark, found, step)
             case Dedupe():
                 _without(found, aside, step.name)
+            case Python(mode="spark"):
+                after = load_function(step, definition.directory)(found.main)
+                if "PythonUDF" in after._jdf.queryExecution().analyzed().toJSON():
+                    found.unknown = step.name
+                    return found
+                _took(found, after, step)
             case Python() | Lookup():
                 found.unknown = step.name
                 return found
@@ -230,9 +238,14 @@ def _part(found: Evaluated, condition: str, fate: Fate, step: str) -> None:
 
 
 def _query(spark: SparkSession, found: Evaluated, step: Sql) -> None:
-    given = found.main
-    with as_input(spark, given):
-        found.main = spark.sql(step.query)
+    with as_input(spark, found.main):
+        after = spark.sql(step.query)
+    _took(found, after, step)
+
+
+def _took(found: Evaluated, after: DataFrame, step: Sql | Python) -> None:
+    """A step has made these rows of those before it; what is missing has left."""
+    given, found.main = found.main, after
     found.expands = found.expands or step.expand
     missing = _places(given).join(_places(found.main).distinct(), list(PLACE), "left_anti")
     found.left.append(_left(missing, Fate.FILTERED, step.name))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast.pipeline.changes.levels import Change, Document, from_to, refused, safe
-from holdfast.pipeline.definition.places import place_of
+from holdfast.pipeline.definition.places import PLACES, place_of
 
 NEW_PLACE: Final = (
     "Give the changed sink a new name and a place of its own; the old one can be left out then."
@@ -52,6 +52,10 @@ MOVED: Final = {
     },
 }
 """Settings that may, and what that means."""
+LETTERS_MOVED: Final = (
+    "It counts from the next batch on. Another place starts where the other sinks stand, and earlier dead letters stay "
+    "where they are: audit what came since with --from."
+)
 SECRET: Final = ("url", "settings")
 """Shown by name only."""
 
@@ -145,6 +149,9 @@ def _dead_letter(was: Document, now: Document) -> Iterator[Change]:
     for name in sorted({*was, *now}):
         if was.get(name) == now.get(name):
             continue
-        what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
-        why = MOVED["kafka"].get(name, FROM_NOW_ON)
+        if name in PLACES:
+            what, why = "changed", LETTERS_MOVED
+        else:
+            what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
+            why = MOVED["kafka"].get(name, FROM_NOW_ON)
         yield safe(f"dead_letter.{name}", what, why)

@@ -21,7 +21,7 @@ from typing import Final
 
 from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
-from holdfast.pipeline.definition.naming import home_of, resolve_path
+from holdfast.pipeline.definition.naming import dead_letter_sink, home_of, resolve_path
 
 FLAG: Final = "--shared-filesystem"
 _ADDRESS: Final = re.compile(r"(?!file:)([a-z][a-z0-9+.-]*):", re.IGNORECASE)
@@ -73,7 +73,8 @@ def submitted_master() -> str | None:
 
 def places_of(definition: PipelineDefinition) -> list[WrittenPath]:
     """Everything the pipeline writes to by path."""
-    sinks = [sink for sink in definition.sinks if isinstance(sink, ParquetSink | DeltaSink)]
+    written = (*definition.sinks, dead_letter_sink(definition))
+    sinks = [sink for sink in written if isinstance(sink, ParquetSink | DeltaSink)]
     return [
         WrittenPath("the home", home_of(definition)),
         *(WrittenPath(f"the sink {sink.name!r}", resolve_path(definition, sink.path)) for sink in sinks),

@@ -50,8 +50,9 @@ def as_input(spark: SparkSession, frame: DataFrame) -> Iterator[None]:
             owners.createOrReplaceTempView("input")
 
 
-def pickled(function: Callable[..., Any]) -> bytes:
-    """By value, whatever module it stands in: workers need not have its file."""
+@contextmanager
+def by_value(function: Callable[..., Any]) -> Iterator[Any]:
+    """Inside, what is pickled of the function's module takes its code along: workers need not have its file."""
     import sys
 
     from pyspark import cloudpickle as untyped
@@ -60,12 +61,19 @@ def pickled(function: Callable[..., Any]) -> bytes:
     module = sys.modules.get(getattr(function, "__module__", ""))
     is_ours = module is not None and module.__name__.split(".")[0] in ("holdfast", "builtins")
     if module is None or is_ours or module.__name__ == "__main__":
-        return bytes(cloudpickle.dumps(function))
+        yield cloudpickle
+        return
     cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(function))
+        yield cloudpickle
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+def pickled(function: Callable[..., Any]) -> bytes:
+    """By value, whatever module it stands in."""
+    with by_value(function) as cloudpickle:
+        return bytes(cloudpickle.dumps(function))
 
 
 def raised_at(error: BaseException) -> str:

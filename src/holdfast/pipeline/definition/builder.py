@@ -28,6 +28,7 @@ from holdfast.pipeline.definition.model import (
     Missing,
     OnBreak,
     PipelineDefinition,
+    PythonMode,
     SinkDefinition,
 )
 from holdfast.pipeline.definition.naming import kind_of_sink
@@ -105,10 +106,10 @@ class PipelineBuilder:
         name: str | None = None,
         file: str | None = None,
         schema: str | Mapping[str, str] | None = None,
-        mode: Literal["arrow", "pandas"] | None = None,
+        mode: PythonMode | None = None,
         expand: bool | None = None,
     ) -> Self:
-        """A function over batches of rows."""
+        """A function over batches of rows, or over a Spark DataFrame."""
         return self._step("python", locals())
 
     def dedupe(
@@ -191,10 +192,17 @@ class PipelineBuilder:
             entry = {kind_of_sink(sink): {**_given(sink), **settings}}
         return self._with(sinks=[*self._document["sinks"], entry])
 
-    def dead_letter(self, topic: str | DeadLetter, **settings: Any) -> Self:
-        """Where records go that cannot be parsed or break a rule."""
-        given = {"topic": topic} if isinstance(topic, str) else _given(topic)
-        return self._with(dead_letter={**given, **settings})
+    def dead_letter(self, topic: str | DeadLetter | None = None, **settings: Any) -> Self:
+        """Where records go that cannot be parsed or break a rule: a topic, or `parquet=`, `delta=` or `postgres=`."""
+        given = _given(topic) if isinstance(topic, DeadLetter) else {"topic": topic}
+        words = {
+            name: {key: each for key, each in _given(value).items() if key != "name"}
+            if isinstance(value, SinkDefinition)
+            else value
+            for name, value in {**given, **settings}.items()
+            if value is not None
+        }
+        return self._with(dead_letter=words)
 
     def definition(self, *, directory: str = ".") -> PipelineDefinition:
         """The pipeline as plain values; `DefinitionError` says everything that is wrong with it."""

@@ -63,7 +63,7 @@ def columns_before(definition: PipelineDefinition, place: int) -> frozenset[str]
         return None
     found = set(columns)
     for step in definition.steps[:place]:
-        if isinstance(step, Sql) or (isinstance(step, Python) and step.schema):
+        if isinstance(step, Sql) or (isinstance(step, Python) and (step.schema or step.mode == "spark")):
             return None
         if isinstance(step, Lookup):
             found |= set(step.columns)

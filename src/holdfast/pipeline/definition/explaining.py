@@ -16,7 +16,14 @@ from typing import Any, Final
 from holdfast.pipeline.definition import model
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.functions import name_of
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, kind_of_sink, kind_of_step
+from holdfast.pipeline.definition.naming import (
+    DEAD_LETTER_NAME,
+    dead_letter_of,
+    dead_letter_sink,
+    kind_of_sink,
+    kind_of_step,
+    letter_table,
+)
 from holdfast.pipeline.definition.streams import LATE, Stream, decodings_of, merged, takers
 
 
@@ -232,6 +239,9 @@ def _parsing(part: str, decoding: model.Decoding) -> Hop:
 
 def _dead_letter(definition: model.PipelineDefinition) -> Hop:
     dead = dead_letter_of(definition)
+    if letter_table(dead) is not None:
+        hop = _place(dead_letter_sink(definition))
+        return replace(hop, why=f"committed first; {hop.why}")
     where = f" at {dead.bootstrap}" if dead.bootstrap else ""
     return Hop(
         DEAD_LETTER_NAME,
@@ -326,6 +336,12 @@ def _step(step: model.Step, definition: model.PipelineDefinition) -> Hop:
         case model.Python():
             function = step.function if isinstance(step.function, str) else name_of(step.function)
             what = f"{function} of {step.file}" if step.file else function
+            if step.mode == "spark":
+                why = (
+                    "Spark's plan of the function is checked to take each row by itself, without time or chance; what "
+                    "a udf in it does is not seen"
+                )
+                return Hop(step.name, kind, f"{what}, {step.mode}", why)
             return Hop(
                 step.name,
                 kind,

@@ -32,8 +32,17 @@ LEFT_OUT: Final = frozenset(
     {"directory", "trigger", "home", "monitoring_group", "batch_records", "batch_bytes", "unordered"}
     | {"compact"}
 )
-ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": "", "order_by": None}
-"""Words of the source and of sinks that version 1 began without, with what they are when they are not used."""
+ADDED: Final[Mapping[str, Any]] = {
+    "event_time": None,
+    "values": {},
+    "rows": "",
+    "order_by": None,
+    "parquet": None,
+    "delta": None,
+    "postgres": None,
+}
+"""Words of the source, of sinks and of dead letters that version 1 began without, with what they are when they are not
+used."""
 ADDED_TO_DELTA: Final[Mapping[str, Any]] = {"mode": "append", "key": [], "delete_when": None}
 """Words that PostgreSQL sinks had from the beginning."""
 

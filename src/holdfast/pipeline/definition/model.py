@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from holdfast.pipeline.definition.shapes import (
@@ -38,6 +39,7 @@ Format = Literal["json", "avro", "protobuf", "csv", "text", "bytes"]
 Unknown = Literal["keep", "ignore", "reject"]
 OnBreak = Literal["warn", "drop", "quarantine", "fail"]
 SchemaChange = Literal["fail", "add-columns"]
+PythonMode = Literal["arrow", "pandas", "spark"]
 Missing = Literal["null", "filter", "quarantine", "fail"]
 
 COMPRESSIONS: Final = ("none", "snappy", "gzip", "lz4", "zstd")
@@ -293,7 +295,7 @@ class Sql:
 
 @dataclass(frozen=True)
 class Python:
-    """A Python function over batches of rows."""
+    """A Python function over batches of rows, or over a Spark DataFrame."""
 
     name: StepName
     file: FileOf = None
@@ -304,8 +306,8 @@ class Python:
     ] = ""
     """Without `_hf`."""
     mode: Annotated[
-        Literal["arrow", "pandas"],
-        "What it takes and returns: a pyarrow RecordBatch or a pandas DataFrame.",
+        PythonMode,
+        "What it takes and returns: a pyarrow RecordBatch, a pandas DataFrame, or a Spark DataFrame.",
     ] = "arrow"
     expand: Expands = False
 
@@ -527,16 +529,28 @@ class KafkaSink:
     unordered: Unordered = False
 
 
+SinkDefinition = ParquetSink | DeltaSink | PostgresSink | KafkaSink
+LETTERS_NAME: Final = "dead-letter"
+
+
+def _letters(sink: type, shorthand: str | None = None) -> Record:
+    """A sink of rows as the place of dead letters: where it is, and how its files are."""
+    only = ("path", "file_bytes", "compression", "url", "table", "schema_name")
+    return Record.of("dead_letter", sink, shorthand, make=partial(sink, name=LETTERS_NAME), only=only)
+
+
 @dataclass(frozen=True)
 class DeadLetter:
-    """Where records go that cannot be parsed or break a rule."""
+    """Where records go that cannot be parsed or break a rule: a topic, or a table where no topic may be written."""
 
-    topic: Annotated[TopicName, "Where records go that cannot be parsed or break a rule."]
+    topic: Annotated[TopicName, "The topic that they are sent to."] = ""
     bootstrap: OtherCluster = None
     settings: ClientSettings = field(default_factory=dict)
+    parquet: Annotated[ParquetSink | None, _letters(ParquetSink, "path"), "Or Parquet files."] = None
+    delta: Annotated[DeltaSink | None, _letters(DeltaSink, "path"), "Or a Delta table."] = None
+    postgres: Annotated[PostgresSink | None, _letters(PostgresSink), "Or a table of PostgreSQL."] = None
 
 
-SinkDefinition = ParquetSink | DeltaSink | PostgresSink | KafkaSink
 SINK: Final = Variants(
     "a sink",
     {

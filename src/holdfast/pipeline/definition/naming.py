@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from holdfast.pipeline.definition.errors import Path
-from holdfast.pipeline.definition.model import DeadLetter, PipelineDefinition, SinkDefinition, Step
+from holdfast.pipeline.definition.model import (
+    LETTERS_NAME,
+    DeadLetter,
+    DeltaSink,
+    KafkaSink,
+    ParquetSink,
+    PipelineDefinition,
+    PostgresSink,
+    SinkDefinition,
+    Step,
+)
 
 NAME: Final = re.compile(r"(?=.{1,100}\Z)[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
 """No two separators meet, so that names joined by two of them can be told apart again."""
 TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
-DEAD_LETTER_NAME: Final = "dead-letter"
+DEAD_LETTER_NAME: Final = LETTERS_NAME
 """The name of the dead letter sink; no other may have it."""
 LEDGER_PREFIX: Final = "hf-ledger-"
 """Of topics in which sinks keep their ledgers: no pattern means them."""
@@ -92,6 +103,26 @@ def ledger_topic(pipeline: str, sink: str) -> str:
 
 def dead_letter_of(definition: PipelineDefinition) -> DeadLetter:
     return definition.dead_letter or DeadLetter(topic=f"{definition.name}-dlt")
+
+
+def letter_table(dead: DeadLetter) -> ParquetSink | DeltaSink | PostgresSink | None:
+    """The sink that has dead letters as rows; nothing: they go to the topic."""
+    return dead.parquet or dead.delta or dead.postgres
+
+
+def dead_letter_sink(definition: PipelineDefinition) -> SinkDefinition:
+    """Where dead letters go, as the sink that it is."""
+    dead = dead_letter_of(definition)
+    table = letter_table(dead)
+    if table is not None:
+        return replace(table, name=DEAD_LETTER_NAME)
+    return KafkaSink(dead.topic, DEAD_LETTER_NAME, dead.bootstrap, dead.settings)
+
+
+def own_topics(definition: PipelineDefinition) -> set[str]:
+    """Topics that the pipeline writes to."""
+    sinks = (*definition.sinks, dead_letter_sink(definition))
+    return {sink.topic for sink in sinks if isinstance(sink, KafkaSink)}
 
 
 def bootstrap_of(

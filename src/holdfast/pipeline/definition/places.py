@@ -29,8 +29,9 @@ def place_of(sink: Mapping[str, Any]) -> tuple[str, ...]:
 
 def places_of(canonical: Mapping[str, Any]) -> dict[str, str]:
     """By sink, which place the definition names for it, in short."""
-    dead_letter = {"kind": "kafka", **(canonical.get("dead_letter") or {})}
-    found = {DEAD_LETTER_NAME: place_of(dead_letter)}
+    dead_letter = canonical.get("dead_letter") or {}
+    kind = next((each for each in PLACES if dead_letter.get(each)), "kafka")
+    found = {DEAD_LETTER_NAME: place_of({"kind": kind, **dead_letter.get(kind, dead_letter)})}
     found |= {sink["name"]: place_of(sink) for sink in canonical.get("sinks") or []}
     return {name: short("\n".join(place)) for name, place in found.items()}
 

@@ -86,9 +86,34 @@ def _sinks(definition: model.PipelineDefinition) -> Iterator[Finding]:
             yield Finding(path, f"sinks[{places[place]}] writes to the same place; a sink's place is its own")
         places.setdefault(place, index)
     if definition.dead_letter is not None:
-        yield from shared.check_topic(definition.dead_letter.topic, ("dead_letter", "topic"))
-        yield from shared.check_settings(definition.dead_letter.settings, ("dead_letter", "settings"))
+        yield from _dead_letter(
+            definition.dead_letter, places.get(_place(definition, naming.dead_letter_sink(definition)))
+        )
     yield from _spark(definition.spark)
+
+
+def _dead_letter(dead: model.DeadLetter, taken: int | None) -> Iterator[Finding]:
+    path: Path = ("dead_letter",)
+    kinds = [name for name in ("topic", "parquet", "delta", "postgres") if getattr(dead, name)]
+    if len(kinds) != 1:
+        found = f"found {' and '.join(map(repr, kinds))}" if kinds else "found none of them"
+        yield Finding(
+            path, f"dead letters go to one place, 'topic', 'parquet', 'delta' or 'postgres'; {found}"
+        )
+        return
+    table = naming.letter_table(dead)
+    if table is None:
+        yield from shared.check_topic(dead.topic, (*path, "topic"))
+        yield from shared.check_settings(dead.settings, (*path, "settings"))
+        return
+    for name in ("bootstrap", "settings"):
+        if getattr(dead, name):
+            yield Finding((*path, name), f"it belongs to a topic, and dead letters go to {kinds[0]!r}")
+    yield from _sink(table, (*path, kinds[0]))
+    if taken is not None:
+        yield Finding(
+            (*path, kinds[0]), f"sinks[{taken}] writes to the same place; dead letters need their own"
+        )
 
 
 def _spark(settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -181,6 +206,8 @@ def _topics_apart(definition: model.PipelineDefinition) -> Iterator[Finding]:
         if isinstance(sink, model.KafkaSink)
     ]
     dead = naming.dead_letter_of(definition)
+    if naming.letter_table(dead) is not None:
+        dead = model.DeadLetter()
     dead_path: Path = ("dead_letter", "topic") if definition.dead_letter else ("source",)
     dead_letter = _Topic(dead.topic, dead.bootstrap, dead_path)
     for each in (*written, dead_letter):

@@ -55,6 +55,8 @@ def _step(step: model.Step, directory: str) -> Iterator[tuple[str, str]]:
             yield from (("query", problem) for problem in problems_of_query(step.query))
         case model.Python() | model.Keyed():
             yield from _function(step, directory)
+            if isinstance(step, model.Python) and step.mode == "spark" and step.schema:
+                yield "schema", "a function of mode spark says its columns itself; leave 'schema' out"
 
 
 def _function(step: model.Python | model.Keyed, directory: str) -> Iterator[tuple[str, str]]:

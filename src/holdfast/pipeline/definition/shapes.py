@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from typing import (
@@ -319,10 +319,15 @@ class Record:
         *,
         make: Callable[..., Any] | None = None,
         extra: Iterable[Key] = (),
+        only: Container[str] | None = None,
     ) -> Record:
-        """The keys that a class of the model has: those of its fields that are described."""
+        """The keys that a class of the model has: those of its fields that are described, or `only` some."""
         hints = get_type_hints(model, include_extras=True)
-        keys = [_key(each, hints[each.name]) for each in fields(model) if _notes(hints[each.name], str)]
+        keys = [
+            _key(each, hints[each.name])
+            for each in fields(model)
+            if _notes(hints[each.name], str) and (only is None or each.name in only)
+        ]
         return cls(what, (*keys, *extra), make or model, shorthand, inspect.getdoc(model) or "")
 
     def _made(self, values: dict[str, Any]) -> Any:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
-from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, client_settings, dead_letter_of, home_of
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, client_settings, home_of, own_topics
 from holdfast.pipeline.definition.secrets import Redactor, expand_definition
 from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.home import Home
@@ -113,10 +113,3 @@ def build_sinks(definition: PipelineDefinition) -> dict[str, Sink]:
             )
         sinks[each.name] = build_sink(definition, each)
     return sinks
-
-
-def own_topics(definition: PipelineDefinition) -> set[str]:
-    """Topics this pipeline writes to."""
-    names = {dead_letter_of(definition).topic}
-    names |= {sink.topic for sink in definition.sinks if isinstance(sink, KafkaSink)}
-    return names

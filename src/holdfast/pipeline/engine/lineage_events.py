@@ -30,6 +30,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
+from holdfast.pipeline.definition.naming import dead_letter_sink
 from holdfast.pipeline.engine.progress import BatchDone, Ended, Event, Failed, Started
 
 _LOG: Final = logging.getLogger(__name__)
@@ -71,9 +72,7 @@ class Lineage:
             self._inputs.append({"namespace": source, "name": definition.source.pattern})
         self._outputs = [_dataset(sink, source) for sink in definition.sinks]
         if definition.dead_letter is not None:
-            letters = definition.dead_letter
-            place = source if letters.bootstrap is None else _kafka(letters.bootstrap)
-            self._outputs.append({"namespace": place, "name": letters.topic})
+            self._outputs.append(_dataset(dead_letter_sink(definition), source))
 
     def __call__(self, event: Event) -> None:
         match event:

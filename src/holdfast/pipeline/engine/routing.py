@@ -35,6 +35,7 @@ from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineD
 from holdfast.pipeline.definition.streams import is_stateful
 from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.engine.aside import Gathering, route_digests
+from holdfast.pipeline.engine.dataframe_steps import REPLAYED, apply_dataframe, replay
 from holdfast.pipeline.engine.operators import (
     ALIVE,
     DEAD_DDL,
@@ -141,6 +142,9 @@ def shape_of(
 ) -> tuple[PlanShape, StructType]:
     """What a step does to rows of this schema, and the schema it gives."""
     empty = spark.createDataFrame([], schema)
+    if isinstance(step, Python) and step.mode == "spark":
+        after, shape = apply_dataframe(empty, step, directory)
+        return shape, after.schema
     if isinstance(step, Python):
         return PlanShape(keeps_every_row=False, is_cheap=False), apply_python(empty, step, directory).schema
     frame = run_query(spark, step.name, step.query, empty)
@@ -197,7 +201,9 @@ def _check_event_time(definition: PipelineDefinition, schema: StructType) -> Non
 
 
 def transform(spark: SparkSession, frame: DataFrame, step: Sql | Python, directory: str) -> DataFrame:
-    if isinstance(step, Python):
+    if isinstance(step, Python) and step.mode == "spark":
+        after, _ = apply_dataframe(frame, step, directory)
+    elif isinstance(step, Python):
         after = apply_python(frame, step, directory)
     else:
         after = run_query(spark, step.name, step.query, frame)
@@ -376,6 +382,8 @@ class Router:
     ) -> Transformation:
         shape = self._shapes[step.name]
         after = transform(self._spark, alive, step, self._definition.directory)
+        if REPLAYED.get() and isinstance(step, Python) and step.mode == "spark":
+            replay(alive, step, self._definition.directory)
         if step.expand or not shape.is_cheap:
             after = self._written_down(after, scratch)
         return Transformation(alive, after, is_first, step, shape.keeps_every_row and not step.expand)

@@ -12,7 +12,7 @@ from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
 from holdfast.pipeline.definition.naming import (
     DEAD_LETTER_NAME,
-    dead_letter_of,
+    dead_letter_sink,
     kind_of_sink,
     monitoring_group,
 )
@@ -162,9 +162,8 @@ def _unreachable(deployed: Deployment) -> str | None:
 
 def sinks_beside_source(definition: PipelineDefinition, bootstrap: str) -> set[str]:
     """The sinks whose ledgers are on the source's cluster."""
-    dead_letter = dead_letter_of(definition)
-    places = {DEAD_LETTER_NAME: dead_letter.bootstrap}
-    places |= {sink.name: sink.bootstrap for sink in definition.sinks if isinstance(sink, KafkaSink)}
+    sinks = (dead_letter_sink(definition), *definition.sinks)
+    places = {sink.name: sink.bootstrap for sink in sinks if isinstance(sink, KafkaSink)}
     return {name for name, place in places.items() if place is None or place == bootstrap}
 
 

@@ -29,14 +29,9 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.definition.naming import (
-    DEAD_LETTER_NAME,
-    NAME,
-    dead_letter_of,
-    kind_of_sink,
-)
+from holdfast.pipeline.definition.naming import NAME, dead_letter_sink, kind_of_sink, own_topics
 from holdfast.pipeline.definition.secrets import expand_definition
-from holdfast.pipeline.engine.deployment import Deployment, own_topics
+from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.planning import Bounds, Log
 from holdfast.pipeline.engine.progress import Summary
 from holdfast.pipeline.engine.running import run_pipeline
@@ -102,18 +97,30 @@ def derive(definition: PipelineDefinition, name: str) -> PipelineDefinition:
     full = f"{definition.name}.{name}"
     if NAME.fullmatch(full) is None:
         raise UsageError(f"--into {name!r}: the name {full!r} has more than 100 characters")
-    dead_letter = dead_letter_of(definition)
+    dead = dead_letter_sink(definition)
     derived = replace(
         definition,
         name=full,
         sinks=tuple(_elsewhere(sink, name) for sink in definition.sinks),
-        dead_letter=DeadLetter(f"{dead_letter.topic}.{name}", dead_letter.bootstrap, dead_letter.settings),
+        dead_letter=_letters(_elsewhere(dead, name)),
         home=f"{definition.home.rstrip('/')}.{name}" if definition.home else "",
         monitoring_group=None,
         trigger="available-now",
     )
     _refuse_own_pattern(derived)
     return derived
+
+
+def _letters(sink: SinkDefinition) -> DeadLetter:
+    match sink:
+        case KafkaSink():
+            return DeadLetter(sink.topic, sink.bootstrap, sink.settings)
+        case ParquetSink():
+            return DeadLetter(parquet=sink)
+        case DeltaSink():
+            return DeadLetter(delta=sink)
+        case PostgresSink():
+            return DeadLetter(postgres=sink)
 
 
 def _elsewhere(sink: SinkDefinition, name: str) -> SinkDefinition:
@@ -145,8 +152,8 @@ def _refuse_own_pattern(derived: PipelineDefinition) -> None:
 
 def destinations(definition: PipelineDefinition) -> dict[str, str]:
     """By sink, where its rows are, in words; secrets stay references."""
-    found = {DEAD_LETTER_NAME: f"topic {dead_letter_of(definition).topic}"}
-    for sink in definition.sinks:
+    found: dict[str, str] = {}
+    for sink in (dead_letter_sink(definition), *definition.sinks):
         match sink:
             case ParquetSink() | DeltaSink():
                 found[sink.name] = f"{kind_of_sink(sink)} {sink.path}"

@@ -22,7 +22,12 @@ from holdfast.admin.brokers import committed_metadata
 from holdfast.admin.errors import ClusterError
 from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition, PostgresSink
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, monitoring_group
+from holdfast.pipeline.definition.naming import (
+    DEAD_LETTER_NAME,
+    dead_letter_of,
+    letter_table,
+    monitoring_group,
+)
 from holdfast.pipeline.engine.deployment import Deployment, explained
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.known_sinks import KnownSinks, refuse_lost
@@ -35,6 +40,7 @@ from holdfast.pipeline.sinks.base import Sink
 from holdfast.pipeline.sinks.erasing import DeltaEraser, Eraser, ParquetEraser, Request, Seal
 
 Ledgers = dict[str, Entry | None]
+LETTERS: Final = "dead letters stay as they came"
 TOPIC: Final = (
     "a topic's records go by retention, by compaction (a tombstone for its key), or by delete-records"
 )
@@ -107,7 +113,7 @@ def plan_erase(
         if name not in (*names, DEAD_LETTER_NAME):
             raise DefinitionWrong(f"there is no sink {name!r}; there are {', '.join(names)}")
     rows: dict[str, int] = {}
-    untouched = {DEAD_LETTER_NAME: TOPIC}
+    untouched = {DEAD_LETTER_NAME: TOPIC if letter_table(dead_letter_of(definition)) is None else LETTERS}
     with explained(deployed.redactor), deployed.sinks() as opened:
         for sink in deployed.definition.sinks:
             eraser = _eraser(sink, opened[sink.name], Request(where, reason))
@@ -117,7 +123,7 @@ def plan_erase(
                 rows[sink.name] = 0 if opened[sink.name].last_entry() is None else eraser.count()
     topics = [name for name in sinks or () if name in untouched]
     if topics:
-        raise CannotErase(f"sink {topics[0]!r} is a topic: {TOPIC}. Nothing was erased")
+        raise CannotErase(f"sink {topics[0]!r}: {untouched[topics[0]]}. Nothing was erased")
     return ErasePlan(definition, bootstrap, where, reason, rows, untouched)
 
 

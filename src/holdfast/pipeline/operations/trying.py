@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.pipeline.core.sql import LINEAGE, quoted
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
+from holdfast.pipeline.engine.dataframe_steps import REPLAYED
 from holdfast.pipeline.engine.deployment import Deployment, build_sinks
 from holdfast.pipeline.engine.planning import Bounds, Log
 from holdfast.pipeline.engine.progress import Progress, Summary
@@ -25,6 +26,7 @@ from holdfast.pipeline.row_digest import DigestKey
 from holdfast.pipeline.sealing import Written
 from holdfast.pipeline.sinks.base import Batch, Problem, Sink, SinkContext
 from holdfast.pipeline.sinks.columns import stored_schema
+from holdfast.pipeline.sinks.dead_letter import LettersAsRows, as_rows
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 
 if TYPE_CHECKING:
@@ -55,8 +57,12 @@ def run_trial(
     bootstrap: str | None = None,
     spark: SparkSession | None = None,
     progress: Progress | None = None,
+    replays: bool = False,
 ) -> Trial:
-    """Take this part of the source, or all of it, through the definition."""
+    """Take this part of the source, or all of it, through the definition.
+
+    With `replays`, steps of mode `spark` are run once more on the same rows in another order, and compared.
+    """
     collecting: dict[str, CollectingSink] = {}
 
     def build(expanded: PipelineDefinition) -> dict[str, Sink]:
@@ -75,16 +81,20 @@ def run_trial(
             digest_key=None,
             source=replace(definition.source, starting="earliest"),
         )
-        summary = run_pipeline(
-            alone,
-            bootstrap=bootstrap,
-            once=True,
-            progress=progress,
-            spark=spark,
-            build=build,
-            bounds=bounds,
-            shows_positions=False,
-        )
+        replayed = REPLAYED.set(replays)
+        try:
+            summary = run_pipeline(
+                alone,
+                bootstrap=bootstrap,
+                once=True,
+                progress=progress,
+                spark=spark,
+                build=build,
+                bounds=bounds,
+                shows_positions=False,
+            )
+        finally:
+            REPLAYED.reset(replayed)
     letters = collecting.pop(DEAD_LETTER_NAME).rows
     return Trial(summary, {name: sink.rows for name, sink in collecting.items()}, letters)
 
@@ -162,6 +172,8 @@ class CollectingSink:
         return Collected(self, content, len(found))
 
     def _stored(self, rows: DataFrame) -> DataFrame:
+        if isinstance(self.real, LettersAsRows):
+            return as_rows(rows)
         if isinstance(self.real, KafkaSinkWriter):
             return self.real.records(rows)
         return rows.select(*(quoted(field.name) for field in stored_schema(rows.schema).fields))

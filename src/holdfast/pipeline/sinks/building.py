@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from holdfast.pipeline.definition import model
-from holdfast.pipeline.definition.naming import dead_letter_of
+from holdfast.pipeline.definition.naming import dead_letter_of, dead_letter_sink
 from holdfast.pipeline.definition.rules_rows import last_of_key
 from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.sinks.base import Sink, SinkError
-from holdfast.pipeline.sinks.dead_letter import DeadLetterSink
+from holdfast.pipeline.sinks.dead_letter import DeadLetterSink, LettersAsRows
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 from holdfast.pipeline.sinks.delta_upsert import DeltaUpsertWriter
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
@@ -39,5 +39,8 @@ def _postgres(definition: model.PipelineDefinition, sink: model.PostgresSink) ->
 
 
 def build_dead_letter(definition: model.PipelineDefinition) -> Sink:
-    """The sink of records that are set aside; the topic `<pipeline>-dlt` unless the definition names one."""
-    return DeadLetterSink(dead_letter_of(definition), definition.name)
+    """The sink of records that are set aside; the topic `<pipeline>-dlt` unless the definition names another place."""
+    sink = dead_letter_sink(definition)
+    if isinstance(sink, model.KafkaSink):
+        return DeadLetterSink(dead_letter_of(definition), definition.name)
+    return LettersAsRows(build_sink(definition, sink))

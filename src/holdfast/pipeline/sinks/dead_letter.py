@@ -1,8 +1,11 @@
-"""The dead-letter sink: records that were set aside, as they came, with where from and why in their headers.
+"""The dead-letter sink: records that were set aside, as they came, with where from and why.
 
-The headers are those of holdfast's own consumers, so `holdfast dlq list`, `show` and `redrive` work on the topic. Key,
-value and headers stay as they were; the record goes to the partition with the number it came from where there is one.
-The topic is made to keep what it has: a dead letter waits for somebody to look.
+In a topic, that stands in headers, which are those of holdfast's own consumers, so `holdfast dlq list`, `show` and
+`redrive` work on it. Key, value and headers stay as they were; the record goes to the partition with the number it came
+from where there is one. The topic is made to keep what it has: a dead letter waits for somebody to look.
+
+Where no topic may be written, dead letters are the rows of another sink, with its ledger and its guarantees
+(`LettersAsRows`): a column for each part of the record, and `reason`, `step` and `error`.
 """
 
 from __future__ import annotations
@@ -18,15 +21,16 @@ from holdfast.client.messages import away_from_home
 from holdfast.client.retries import without_history
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.model import DeadLetter, KafkaSink
-from holdfast.pipeline.row_digest import DigestKey
-from holdfast.pipeline.sinks.base import Problem
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.row_digest import MASK, DigestKey
+from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, Sink, SinkContext
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.kafka_records import Digesting, content_of
 from holdfast.pipeline.sinks.kafka_sending import Envelope
 from holdfast.pipeline.sinks.kafka_writer import Message
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 NAME = "dead-letter"
@@ -39,6 +43,23 @@ RULE_BROKEN = "holdfast.pipeline.RuleBroken"
 
 REJECTED = "holdfast.pipeline.RejectedBySink"
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+NO_TIME_FROM_MS = 253_402_300_800_000
+"""The year 10000: a time from there on is in no table, since not every database has it."""
+AS_ROW = {
+    "topic": f"{LINEAGE}.topic",
+    "partition": f"{LINEAGE}.partition",
+    "offset": f"{LINEAGE}.offset",
+    "timestamp": f"IF(unix_millis(_timestamp) < {NO_TIME_FROM_MS}L, _timestamp, NULL)",
+    "key": "_key",
+    "value": "_raw",
+    "headers": "transform(coalesce(_headers, array()), h -> struct(h.key AS key, h.value AS value))",
+    "reason": "_reason",
+    "step": f"IF(_reason = '{PARSE}' OR startswith(_reason, 'sink:'), NULL, _reason)",
+    "error": r"translate(_error, '\u0000', '\uFFFD')",
+}
+"""The columns of a dead letter in a table, as SQL. A NUL is no part of a text in PostgreSQL."""
 
 
 def _error_of(reason: str) -> str:
@@ -142,3 +163,53 @@ class LetterDigesting:
             pa.array([message[1] for message in messages], pa.binary()),
             pa.array(headers, HEADERS),
         )
+
+
+def as_rows(letters: DataFrame) -> DataFrame:
+    """Dead letters as the rows of a table."""
+    from pyspark.sql import functions
+
+    return letters.select(LINEAGE, *(functions.expr(text).alias(name) for name, text in AS_ROW.items()))
+
+
+class LettersAsRows(Sink):
+    """A sink of rows that gets dead letters."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.name = sink.name
+        self._sink = sink
+
+    @property
+    def key(self) -> DigestKey | None:
+        return self._sink.key
+
+    @key.setter
+    def key(self, key: DigestKey | None) -> None:
+        self._sink.key = key
+
+    def check(self, rows: StructType) -> list[Problem]:
+        return []
+
+    def open(self, context: SinkContext, spark: SparkSession | None) -> None:
+        self._sink.open(context, spark)
+
+    def last_entry(self) -> Entry | None:
+        return self._sink.last_entry()
+
+    def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
+        return self._sink.prepare(batch, as_rows(rows))
+
+    def unfinished(self) -> Entry | None:
+        return self._sink.unfinished()
+
+    def missing(self) -> str | None:
+        return self._sink.missing()
+
+    def holds_rows(self) -> bool:
+        return self._sink.holds_rows()
+
+    def forget(self) -> None:
+        self._sink.forget()
+
+    def close(self) -> None:
+        self._sink.close()
