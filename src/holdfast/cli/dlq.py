@@ -25,7 +25,8 @@ READER_GROUP = "holdfast-dlq"
 
 app = CommandGroup(
     no_args_is_help=True,
-    help="Dead letters, written by holdfast, Kafka Streams, Kafka Connect or Spring Kafka.",
+    help="Dead letters in topics, written by holdfast, Kafka Streams, Kafka Connect or Spring Kafka. Those that a "
+    "pipeline keeps in Parquet, Delta or PostgreSQL are rows of a table, and not read here.",
 )
 
 FilterOption = Annotated[
@@ -63,7 +64,10 @@ def list_letters(
     names = select_topics(connection.reach(reader).topics, pattern)
     reader.close()
     if not names and topic != DEFAULT_TOPICS:
-        raise CommandFailed(f"no topic matches {topic!r}; 'holdfast topics list' shows which there are")
+        raise CommandFailed(
+            f"no topic matches {topic!r}; 'holdfast topics list' shows which there are. This command reads topics "
+            "only: a pipeline may keep its dead letters in Parquet, Delta or PostgreSQL"
+        )
     rows: list[dict[str, Any]] = []
     for name in names:
         try:

@@ -14,8 +14,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from holdfast.pipeline.definition.model import PipelineDefinition, Source
+from holdfast.pipeline.engine.operators import DEAD_DDL
 from holdfast.pipeline.sinks.base import SinkContext
 from holdfast.pipeline.sinks.building import build_dead_letter
+from holdfast.pipeline.sinks.dead_letter import NO_TIME_FROM_MS, as_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,3 +84,34 @@ def test_dead_letters_are_listed_shown_and_sent_back(
     assert [(message.key(), message.value()) for message in messages] == [(b"k", b"{broken"), (None, None)]
     assert ("trace", b"1") in (messages[0].headers() or [])
     assert ("hf-origin-id", b"00ff:1:1") in (messages[0].headers() or [])
+
+
+def test_as_rows_they_fit_every_table(spark: SparkSession) -> None:
+    """A NUL and a time beyond the year 9999 are nothing that every database keeps."""
+    from pyspark.sql import functions
+
+    place = {"topic": "t", "partition": 1, "offset": 7, "index": 0}
+    letters = spark.createDataFrame(
+        [
+            (place, b"k", b"\x00", [("a", b"1")], None, "positive", "amount \x00 is no number"),
+            (place, None, None, None, None, "parse", "it ends"),
+            (place, None, None, None, None, "sink:table", "too long"),
+        ],
+        DEAD_DDL,
+    )
+    rows = as_rows(letters).drop("_hf").collect()
+    assert rows[0].asDict(recursive=True) == {
+        "topic": "t", "partition": 1, "offset": 7, "timestamp": None, "key": b"k", "value": b"\x00",
+        "headers": [{"key": "a", "value": b"1"}], "reason": "positive", "step": "positive",
+        "error": "amount \ufffd is no number",
+    }  # fmt: skip
+    assert [(row.reason, row.step, row.headers) for row in rows[1:]] == [
+        ("parse", None, []),
+        ("sink:table", None, []),
+    ]
+    moments = [
+        letters.limit(1).withColumn("_timestamp", functions.expr(f"timestamp_millis({moment}L)"))
+        for moment in (NO_TIME_FROM_MS - 1, NO_TIME_FROM_MS)
+    ]
+    told = [as_rows(each).select(functions.expr("unix_millis(timestamp)")).first() for each in moments]
+    assert told == [(NO_TIME_FROM_MS - 1,), (None,)]

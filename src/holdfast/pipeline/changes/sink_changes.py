@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast.pipeline.changes.levels import Change, Document, from_to, refused, safe
-from holdfast.pipeline.definition.places import PLACES, place_of
+from holdfast.pipeline.definition.places import kind_of_letters, place_of
 
 NEW_PLACE: Final = (
     "Give the changed sink a new name and a place of its own; the old one can be left out then."
@@ -52,9 +52,11 @@ MOVED: Final = {
     },
 }
 """Settings that may, and what that means."""
-LETTERS_MOVED: Final = (
-    "It counts from the next batch on. Another place starts where the other sinks stand, and earlier dead letters stay "
-    "where they are: audit what came since with --from."
+LETTERS_STAY: Final = (
+    "Those of before are at the old place, with their ledger: an audit would look at the new one."
+)
+OTHER_PIPELINE: Final = (
+    "Give the pipeline another name and its sinks places of their own, or keep the old place."
 )
 SECRET: Final = ("url", "settings")
 """Shown by name only."""
@@ -73,7 +75,7 @@ def sink_changes(before: Document, after: Document) -> Iterator[Change]:
         elif name not in mine:
             yield _new(sink)
         else:
-            yield from _changed(mine[name], sink)
+            yield from _changed(mine[name], sink, f"sinks.{name}")
     for name, sink in mine.items():
         if name not in theirs and place_of(sink) not in {place_of(each) for each in theirs.values()}:
             yield safe(
@@ -105,8 +107,7 @@ def _on_anothers_place(sink: Document, holder: str, *, is_renamed: bool) -> Chan
     )
 
 
-def _changed(was: Document, now: Document) -> Iterator[Change]:
-    where = f"sinks.{now['name']}"
+def _changed(was: Document, now: Document, where: str) -> Iterator[Change]:
     if was["kind"] != now["kind"]:
         yield refused(
             where,
@@ -146,12 +147,12 @@ def _other_rows(kind: str, place: str, was: Document, now: Document) -> Change:
 
 
 def _dead_letter(was: Document, now: Document) -> Iterator[Change]:
-    for name in sorted({*was, *now}):
-        if was.get(name) == now.get(name):
-            continue
-        if name in PLACES:
-            what, why = "changed", LETTERS_MOVED
-        else:
-            what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
-            why = MOVED["kafka"].get(name, FROM_NOW_ON)
-        yield safe(f"dead_letter.{name}", what, why)
+    before, after = kind_of_letters(was), kind_of_letters(now)
+    if before != after:
+        yield refused("dead_letter", f"{before} became {after}", LETTERS_STAY, OTHER_PIPELINE)
+    elif after != "kafka":
+        yield from _changed(
+            {"kind": after, **was[after]}, {"kind": after, **now[after]}, f"dead_letter.{after}"
+        )
+    else:
+        yield from _changed({"kind": after, **was}, {"kind": after, **now}, "dead_letter")

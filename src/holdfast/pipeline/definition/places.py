@@ -27,10 +27,15 @@ def place_of(sink: Mapping[str, Any]) -> tuple[str, ...]:
     return (kind, *parts)
 
 
+def kind_of_letters(dead_letter: Mapping[str, Any]) -> str:
+    """Of which kind the sink of dead letters is."""
+    return next((kind for kind in PLACES if dead_letter.get(kind)), "kafka")
+
+
 def places_of(canonical: Mapping[str, Any]) -> dict[str, str]:
     """By sink, which place the definition names for it, in short."""
     dead_letter = canonical.get("dead_letter") or {}
-    kind = next((each for each in PLACES if dead_letter.get(each)), "kafka")
+    kind = kind_of_letters(dead_letter)
     found = {DEAD_LETTER_NAME: place_of({"kind": kind, **dead_letter.get(kind, dead_letter)})}
     found |= {sink["name"]: place_of(sink) for sink in canonical.get("sinks") or []}
     return {name: short("\n".join(place)) for name, place in found.items()}
