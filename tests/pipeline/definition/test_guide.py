@@ -52,7 +52,7 @@ def whole(text: str, least: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("text", YAML_BLOCKS)
 def test_every_example_loads(text: str, tmp_path: Path) -> None:
-    (tmp_path / "steps.py").write_text(PYTHON_BLOCKS[1])
+    (tmp_path / "steps.py").write_text(PYTHON_BLOCKS[1] + PYTHON_BLOCKS[2])
     parse_yaml(whole(text, LEAST), directory=str(tmp_path))
 
 
