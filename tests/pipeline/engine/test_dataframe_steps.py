@@ -145,6 +145,7 @@ def test_what_does_not_is_refused_with_its_line_of_the_plan(name: str, spark: Sp
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_rows_that_it_drops_are_filtered_and_rules_behind_it_know_the_record(routed: Bench) -> None:  # noqa: F811
     def clean(frame: DataFrame) -> DataFrame:
         return frame.select("_hf", (_f().col("id") * 10).alias("id")).where("id <> 30")
