@@ -61,16 +61,9 @@ from holdfast.audit.spool import SpoolWatch
 from holdfast.audit.state_files import examine_state
 from holdfast.errors import UsageError
 from holdfast.pipeline.aside import LATE_FOR, batch_name
+from holdfast.pipeline.definition import naming
 from holdfast.pipeline.definition.fingerprint import EARLIER, canonical, fingerprint, marks_of
 from holdfast.pipeline.definition.model import PipelineDefinition, Window
-from holdfast.pipeline.definition.naming import (
-    DEAD_LETTER_NAME,
-    client_settings,
-    dead_letter_sink,
-    home_of,
-    kind_of_sink,
-    own_topics,
-)
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.ledger import Entry
@@ -143,11 +136,11 @@ def _audited(
     _check_accepted(definition, options.accepted)
     started = time.time()
     expanded, _ = expand_definition(definition)
-    settings = {**client_settings(expanded, bootstrap), **options.settings}
+    settings = {**naming.client_settings(expanded, bootstrap), **options.settings}
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(settings))
         cluster.refresh(expanded.source.topics)  # a cluster that is not there should be named as the source
-        reached = ledgers.reached(home_of(expanded))
+        reached = ledgers.reached(naming.home_of(expanded))
         witnesses = unaltered.witnesses_of(definition, expanded, cluster)
         readers = open_readers(expanded, settings, stack)
         for name, start in (options.topic_starts if options.since is not None else {}).items():
@@ -159,7 +152,7 @@ def _audited(
         )
         audit.witnesses = witnesses
         (audit.marks,) = marks_of(canonical(definition)).values()
-        audit.earlier = earlier_marks(home_of(expanded))
+        audit.earlier = earlier_marks(naming.home_of(expanded))
         report = audit.run()
     took_ms = round((time.time() - started) * 1000)
     return stamped(report, round(started * 1000), took_ms)
@@ -176,7 +169,7 @@ def earlier_marks(home: str) -> dict[str, Marks]:
 
 
 def _check_accepted(definition: PipelineDefinition, accepted: Sequence[str]) -> None:
-    sinks = (*(sink.name for sink in definition.sinks), DEAD_LETTER_NAME, STEPS)
+    sinks = (*(sink.name for sink in definition.sinks), naming.DEAD_LETTER_NAME, STEPS)
     for name in accepted:
         if not any(name.startswith(f"{sink}.") for sink in sinks):
             raise UsageError(f"--accept {name}: name a column of a sink, of {', '.join(sinks)}")
@@ -200,7 +193,7 @@ def open_readers(
     found: dict[str, SinkReader] = {}
     dead = open_dead_letters(definition, settings)
     stack.callback(dead.close)
-    found[DEAD_LETTER_NAME] = dead
+    found[naming.DEAD_LETTER_NAME] = dead
     for sink in definition.sinks:
         reader = open_sink(definition, sink, settings)
         stack.callback(reader.close)
@@ -312,8 +305,8 @@ class PipelineAudit:
                 f"pipeline {self.definition.name!r} has never run: none of its sinks has a ledger. "
                 "`holdfast pipeline run` makes one"
             )
-        sinks = (*self.definition.sinks, dead_letter_sink(self.definition))
-        kinds = {sink.name: kind_of_sink(sink) for sink in sinks}
+        sinks = (*self.definition.sinks, naming.dead_letter_sink(self.definition))
+        kinds = {sink.name: naming.kind_of_sink(sink) for sink in sinks}
         chains = {
             name: ledgers.follow(name, kinds[name], self.definition.name, entries)
             for name, entries in self.entries.items()
@@ -347,7 +340,9 @@ class PipelineAudit:
         self.examined += Examined((), tuple(self.scope.unproven), (), tuple(self.scope.notes))
         self.examined += self._absent() + self._older()
         newest = [entries[-1] for entries in self.entries.values() if entries]
-        self.examined += Examined(tuple(examine_state(self.definition, home_of(self.definition), newest)))
+        self.examined += Examined(
+            tuple(examine_state(self.definition, naming.home_of(self.definition), newest))
+        )
         self.examined += self._emptiness()
 
     def _emptiness(self) -> Examined:
@@ -367,7 +362,7 @@ class PipelineAudit:
         source = self.definition.source
         if source.pattern is None:
             return set(source.topics)
-        own = own_topics(self.definition)
+        own = naming.own_topics(self.definition)
         found = self.cluster.topics(pattern=source.pattern)
         return {name for name in found if name not in own and not name.startswith("hf-ledger-")}
 
@@ -440,7 +435,7 @@ class PipelineAudit:
         sides = [side_stream(self.definition, reader.takes) for reader in self._opened().values()]
         left = read_left(
             self.definition,
-            home_of(self.definition),
+            naming.home_of(self.definition),
             self.scope.spans,
             batches,
             memory,
@@ -449,7 +444,7 @@ class PipelineAudit:
                 *((LATE_FOR, step.name) for step in self.definition.steps if isinstance(step, Window)),
             },
         )
-        reader = self.readers[DEAD_LETTER_NAME] if self.entries[DEAD_LETTER_NAME] else None
+        reader = self.readers[naming.DEAD_LETTER_NAME] if self.entries[naming.DEAD_LETTER_NAME] else None
         dead, left.unparsed = read_dead_letters(cast("DeadLetterReader", reader), self.scope.spans, memory)
         if reader is not None:
             self.rows.holdings[reader.name] = dead
@@ -468,7 +463,7 @@ class PipelineAudit:
             own = ledgers.cover(self.entries, self.scope.spans, name)
             if {batch_name(entry.range, entry.fingerprint) for entry in own} == usual:
                 continue
-            apart = read_left(self.definition, home_of(self.definition), self.scope.spans, own)
+            apart = read_left(self.definition, naming.home_of(self.definition), self.scope.spans, own)
             self.examined += apart.examined
             left.unrecorded += apart.unrecorded
             apart.routes = {Fate.DEAD_LETTER: dead, **apart.routes}
@@ -599,7 +594,9 @@ def _has(newest: Entry, entry: Entry) -> bool:
 def _rows_of(sink: str, entries: Sequence[Entry]) -> int:
     """That these batches had for the sink, as they count them."""
     routes = [entry.routes for entry in entries]
-    return sum(sum(each.dead_letter.values()) if sink == DEAD_LETTER_NAME else each.main for each in routes)
+    return sum(
+        sum(each.dead_letter.values()) if sink == naming.DEAD_LETTER_NAME else each.main for each in routes
+    )
 
 
 __all__ = ["AuditOptions", "PipelineAudit", "audit_pipeline", "open_readers"]

@@ -27,8 +27,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     Source,
 )
-from holdfast.pipeline.definition.naming import home_of, monitoring_group
-from holdfast.pipeline.engine.deployment import own_topics
+from holdfast.pipeline.definition.naming import home_of, monitoring_group, own_topics
 from holdfast.pipeline.engine.planning import Bounds, Log
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.operations.backfilling import (

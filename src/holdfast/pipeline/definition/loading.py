@@ -7,7 +7,6 @@ is not repeated: it would be a consequence.
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -183,16 +182,3 @@ def _with_schema(
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         findings.add((*path, "schema_file"), f"cannot read {decoding.file!r}: {reason}")
         return decoding.decoding
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a definition, for editors; made from the table that definitions are read by."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "holdfast pipeline",
-        **model.PIPELINE.schema(),
-    }
-
-
-def json_schema_text() -> str:
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"

@@ -34,11 +34,24 @@ from holdfast.pipeline.definition.shapes import (
     pairs,
     selected,
 )
+from holdfast.pipeline.definition.sink_words import (
+    ColumnName,
+    DeleteWhen,
+    Expression,
+    FileBytes,
+    Mode,
+    OnSchemaChange,
+    OrderBy,
+    PartitionBy,
+    Rows,
+    SinkName,
+    TableKey,
+    Unordered,
+)
 
 Format = Literal["json", "avro", "protobuf", "csv", "text", "bytes"]
 Unknown = Literal["keep", "ignore", "reject"]
 OnBreak = Literal["warn", "drop", "quarantine", "fail"]
-SchemaChange = Literal["fail", "add-columns"]
 PythonMode = Literal["arrow", "pandas", "spark"]
 Missing = Literal["null", "filter", "quarantine", "fail"]
 
@@ -51,9 +64,7 @@ UNNAMED: Final = ""
 
 VARIABLES: Final = Expansion.VARIABLES
 TopicName = Annotated[str, Text("a topic"), VARIABLES]
-ColumnName = Annotated[str, Text("a column")]
 ColumnList = Annotated[str, Either(Text("columns"), MapOf(Text("a type"), listed_columns))]
-Expression = Annotated[str, Text("an SQL expression")]
 Span = Annotated[str, Duration()]
 Setting = Annotated[str, Text(loose=True), Expansion.SECRET]
 Settings = Mapping[str, Setting]
@@ -69,39 +80,7 @@ StepName = Annotated[
     "Letters and digits, with '.', '_' or '-' between them; rows are counted under it.",
     Given(absent=UNNAMED),
 ]
-SinkName = Annotated[str, Text("a name"), "Unique in the pipeline; its ledger is kept under it."]
-Rows = Annotated[
-    str,
-    Text("a step's name"),
-    "The step whose rows it takes: that of a window, keyed or join step, <step>.late or <step>.duplicates; "
-    "without it the rows at the end of the steps.",
-]
 Expands = Annotated[bool, "A row may become several."]
-Unordered = Annotated[
-    bool,
-    "Rows of one key may lie in several partitions, and whichever is read first (dedupe) or last (upsert, compacted "
-    "topic) may count.",
-]
-PartitionBy = Annotated[tuple[ColumnName, ...], "Columns that become directories."]
-FileBytes = Annotated[int, Size(), "Size a file should have.", Given(shown="128MiB")]
-OnSchemaChange = Annotated[
-    SchemaChange, "When rows bring a new column: stop, or add it. A changed type always stops."
-]
-Mode = Annotated[
-    Literal["append", "upsert", "scd2"],
-    "Every row is kept, or the last row of each key, or a row for each version of a key, with its span of validity.",
-]
-TableKey = Annotated[
-    tuple[ColumnName, ...], "Upsert and scd2: what makes a row one of its own, or a version of it."
-]
-DeleteWhen = Annotated[
-    Expression | None, "Upsert: a row for which this is true deletes its key; scd2: it ends the version."
-]
-OrderBy = Annotated[
-    ColumnName | None,
-    "Upsert: the row with its greatest value wins, then the last by topic, partition and offset, wherever and whenever "
-    "it was read; without it the row that was read last. Scd2: since when a version is valid.",
-]
 Side = Annotated[str, Text("a topic, or an SQL condition")]
 
 # ------------------------------------------------------------------------ the source

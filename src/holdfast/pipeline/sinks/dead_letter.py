@@ -22,7 +22,7 @@ from holdfast.client.retries import without_history
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.model import DeadLetter, KafkaSink
 from holdfast.pipeline.ledger import Entry
-from holdfast.pipeline.row_digest import MASK, DigestKey
+from holdfast.pipeline.row_digest import DigestKey
 from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, Sink, SinkContext
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.kafka_records import Digesting, content_of

@@ -15,8 +15,7 @@ place, so that it does not matter how batches were cut. It deletes keys whose la
 that deletes and has no key among its columns, as a tombstone, takes it from the record's key, where that is decoded.
 `scd2` keeps the last row of a key for each value of `order_by`, and sets where the spans of the batch's keys end.
 Places are compared within one life of the ledger only: when it is forgotten, so are the places of the rows, in the same
-transaction. A topic that was made anew counts from the beginning, and a pipeline that was mended has other rows for the
-same places.
+transaction. A recreated topic counts from the beginning, and a mended pipeline has other rows for the same places.
 """
 
 from __future__ import annotations
