@@ -349,22 +349,20 @@ class PipelineAudit:
         """An audit of nothing proves nothing, unless nothing is there, or all of it was proven before."""
         if self.scope.offsets or self.options.since is not None:
             return Examined()
+        why = ""
         if self.options.start is not None and any(log.end for log in self.logs.values()):
             why = f"no offset lies between {self.options.start} and where the sinks stand"
         elif any(self.scope.pending.values()):
             why = "the pipeline has not taken a record yet"
-        else:
-            return Examined()
-        return Examined(unproven=(gap("anything", why),))
+        return Examined(unproven=(gap("anything", why),) if why else ())
 
     def _wanted(self) -> set[str]:
         """The topics that the definition reads now, of which the ledgers may not know yet."""
         source = self.definition.source
         if source.pattern is None:
             return set(source.topics)
-        own = naming.own_topics(self.definition)
-        found = self.cluster.topics(pattern=source.pattern)
-        return {name for name in found if name not in own and not name.startswith("hf-ledger-")}
+        found = set(self.cluster.topics(pattern=source.pattern)) - naming.own_topics(self.definition)
+        return {name for name in found if not name.startswith("hf-ledger-")}
 
     def _given(self) -> Callable[[Place], int] | None:
         text = self.options.start

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from holdfast.pipeline.core.sql import LINEAGE, quoted
-from holdfast.pipeline.definition.model import DeltaSink, PostgresSink, SchemaChange
+from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
 from holdfast.pipeline.definition.naming import IS_CURRENT, IS_DELETED, VALID_FROM, VALID_TO, VERSION_COLUMNS
+from holdfast.pipeline.definition.sink_words import SchemaChange
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import REJECTED_MAX, Problem, SchemaChanged
 
