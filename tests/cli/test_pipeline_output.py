@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from holdfast.cli.pipeline_output import JsonProgress, LiveProgress, PlainProgress, summary_rows
+from holdfast.cli.pipeline_output import JsonProgress, LiveProgress, PlainProgress, summary_rows, supervised
 from holdfast.pipeline.engine.progress import (
     BatchDone,
     Event,
@@ -24,6 +26,7 @@ from holdfast.pipeline.engine.progress import (
 )
 from holdfast.pipeline.ledger import Intake, Routes
 from holdfast.pipeline.positions import BatchRange, Place, Span
+from holdfast.supervisor import Supervisor
 
 STARTED = Started("orders", "/h", ("dead-letter", "parquet"), lag=5_000)
 
@@ -153,3 +156,19 @@ def test_the_summary_has_every_route_and_sink() -> None:
 
 def test_an_empty_run_has_a_summary_too() -> None:
     assert ("time", "0.0 s") in summary_rows(Summary("orders"))
+
+
+def test_a_supervisor_hears_that_a_run_gets_on(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(tmp_path / "notify"))
+        ear.settimeout(30)
+        tell = supervised(Supervisor({"NOTIFY_SOCKET": str(tmp_path / "notify")}))
+        for event, said in (
+            (STARTED, "READY=1\nSTATUS=running, 5,000 behind"),
+            (batch(), "WATCHDOG=1\nSTATUS=batch of 1,000 records done, 4,000 behind"),
+            (Waiting(), "WATCHDOG=1"),
+            (Retrying("no\nREADY=1", 500), "WATCHDOG=1\nSTATUS=trying again: no READY=1"),
+            (Stopping("SIGTERM"), "STOPPING=1\nSTATUS=stopping"),
+        ):
+            tell(event)
+            assert ear.recv(4096).decode() == said

@@ -37,6 +37,7 @@ def exporter(
     from holdfast.cli.client import read_properties
     from holdfast.doctor.exporting import Exporter
     from holdfast.pipeline.definition.units import parse_duration_ms
+    from holdfast.supervisor import Supervisor
 
     try:
         every_s = parse_duration_ms(every) / 1000
@@ -50,6 +51,9 @@ def exporter(
     looking.look()
     with exposition.served(looking.text, host, port) as taken:
         complain(f"metrics of {server.bootstrap_server} at http://{host}:{taken}/metrics")
+        supervisor = Supervisor()
+        supervisor.ready(f"metrics of {server.bootstrap_server} on port {taken}")
         while True:
             time.sleep(every_s)
             looking.look()
+            supervisor.alive()

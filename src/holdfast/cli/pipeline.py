@@ -260,10 +260,12 @@ def run(
 
     loaded = load(file)
     _require_sinks(loaded, [name for name in accept_loss or () if name != DIGEST_KEY_NAME])
-    from holdfast.cli.pipeline_output import progress_for, summary_rows
+    from holdfast.cli.pipeline_output import progress_for, summary_rows, supervised
     from holdfast.pipeline.engine.lineage_events import Lineage
     from holdfast.pipeline.engine.metrics import PipelineMetrics
+    from holdfast.pipeline.engine.progress import told_to
     from holdfast.pipeline.engine.running import run_pipeline
+    from holdfast.supervisor import Supervisor
 
     name = loaded.definition.name
     with (
@@ -278,7 +280,7 @@ def run(
             bootstrap=where.bootstrap_server,
             **where.spark,
             once=True if once else None,
-            progress=progress,
+            progress=told_to(progress, supervised(Supervisor())),
             metrics=shown,
             lineage=None if lineage is None else Lineage(lineage),
             accept_loss=accept_loss or (),

@@ -33,6 +33,7 @@ from holdfast.pipeline.engine.progress import (
     add_routes,
 )
 from holdfast.pipeline.ledger import Routes
+from holdfast.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from holdfast.pipeline.engine.status import SinkStatus, StateStatus, Status
@@ -359,6 +360,27 @@ def progress_for(name: str, *, as_json: bool) -> PlainProgress | LiveProgress:
     if as_json:
         return JsonProgress()
     return LiveProgress(name) if sys.stderr.isatty() else PlainProgress()
+
+
+def supervised(supervisor: Supervisor) -> Callable[[Event], None]:
+    """Tell whoever supervises this process that the pipeline runs, and that it gets on, with each event.
+
+    How long a batch may take is said by the unit's watchdog, not here.
+    """
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Started):
+            supervisor.ready(f"running, {event.lag:,} behind")
+        elif isinstance(event, BatchDone):
+            supervisor.alive(f"batch of {event.intake.records:,} records done, {event.lag:,} behind")
+        elif isinstance(event, Retrying):
+            supervisor.alive(f"trying again: {event.reason}")
+        elif isinstance(event, Stopping):
+            supervisor.stopping()
+        else:
+            supervisor.alive()
+
+    return tell
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -25,6 +25,7 @@ from holdfast.config.properties import parse_properties
 from holdfast.errors import ConfigError
 from holdfast.real import keep_freed_memory
 from holdfast.saying import Level, error
+from holdfast.supervisor import Supervisor
 
 GC_THRESHOLD = 50_000
 """Requests leave little garbage in cycles; looking for it rarely keeps pauses out of the tail."""
@@ -108,6 +109,8 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     server.node.failures.on_fatal = stop.set
+    supervisor = Supervisor()
+    supervisor.starting("opening the data; after a crash that takes as long as recovery does")
     started = time.monotonic()
     await server.start()
     where = ", ".join(address_text(endpoint.host, endpoint.port) for endpoint in server.endpoints)
@@ -128,11 +131,22 @@ async def _serve(
     gc.set_threshold(GC_THRESHOLD)
     if on_ready is not None:
         on_ready(server)
+    supervisor.ready(f"serving on {where}")
+    keeping = loop.create_task(tell_alive(supervisor))
     await stop.wait()
+    keeping.cancel()
     say("stopping")
+    supervisor.stopping()
     await server.stop()
     if server.node.failures.fatal is not None:
         say(error(f"stopped because {server.node.failures.fatal}"))
         return 1
     say("stopped cleanly")
     return 0
+
+
+async def tell_alive(supervisor: Supervisor) -> None:
+    """From the loop that serves clients: while something holds it up, the supervisor hears nothing."""
+    while supervisor.alive_every_s:
+        supervisor.alive()
+        await asyncio.sleep(supervisor.alive_every_s)
