@@ -1,4 +1,8 @@
-"""The real seams: this machine's disk, clock and chance; and what the broker asks of the memory it runs in."""
+"""The real seams: this machine's disk, clock and chance; and what the broker asks of the memory it runs in.
+
+Linux has all that is asked for. macOS lacks some of it: what stands here does with what it has, and `missing_here` says
+what that costs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -77,6 +82,8 @@ class RealFile:
 
     def pread_cached(self, length: int, position: int) -> Buffer | None:
         """Bytes that need no disk, perhaps fewer than asked for; None when the first is not in memory."""
+        if not _TELLS_CACHED:
+            return None
         data = unfilled_buffer(length)
         try:
             got = os.preadv(self.fd, (data,), position, os.RWF_NOWAIT)
@@ -111,10 +118,14 @@ class RealFile:
         os.ftruncate(self.fd, length)
 
     def flush(self) -> None:
-        os.fdatasync(self.fd)
+        if _HAS_FDATASYNC:
+            os.fdatasync(self.fd)
+        else:
+            flush_descriptor(self.fd)
 
     def drop_cache(self) -> None:
-        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
@@ -184,7 +195,7 @@ class RealFileSystem:
     def flush_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            flush_descriptor(fd)
         finally:
             os.close(fd)
 
@@ -205,8 +216,10 @@ class RealFileSystem:
     def lock(self, path: str) -> RealLock:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # A record lock as Kafka's JVM takes, so that the two exclude each other as well.
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A record lock as Kafka's JVM takes, so that the two exclude each other as well. Where the system descends
+            # from BSD, as macOS does, the two kinds of lock exclude each other by themselves, even within one process.
+            if _LOCKS_ARE_APART:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
@@ -234,7 +247,8 @@ class RealClock:
         return Now(time.time_ns() // 1_000_000, read_ns // 1_000_000)
 
     def since_boot_ms(self) -> int:
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+        # macOS calls it so: its monotonic clock goes on while the machine sleeps.
+        return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000
 
 
 class RealRandomness:
@@ -251,10 +265,45 @@ def boot_id() -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
-        return str(uuid.uuid4())
+        return _boot_session() or str(uuid.uuid4())
+
+
+def _boot_session() -> str:
+    """macOS's name for the same; empty where there is none."""
+    ask = getattr(_libc, "sysctlbyname", None)
+    text, length = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
+    if ask is None or ask(b"kern.bootsessionuuid", text, ctypes.byref(length), None, ctypes.c_size_t(0)) != 0:
+        return ""
+    return text.value.decode("ascii", "replace")
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_TELLS_CACHED: Final = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+_HAS_FDATASYNC: Final = hasattr(os, "fdatasync")
+_LOCKS_ARE_APART: Final = sys.platform.startswith("linux")
+
+
+def flush_descriptor(fd: int) -> None:
+    """Make a file or directory durable. macOS's `fsync` leaves it in the disk's own cache; F_FULLFSYNC does not."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is None:
+        os.fsync(fd)
+    else:
+        fcntl.fcntl(fd, full)
+
+
+def missing_here() -> str:
+    """What this machine lacks of that which the broker uses, and what that costs, in one line; empty on Linux."""
+    lacks = {
+        "fdatasync (F_FULLFSYNC flushes instead, and takes longer)": not _HAS_FDATASYNC,
+        "syncfs (each file is flushed by itself)": not hasattr(_libc, "syncfs"),
+        "RWF_NOWAIT (every read of a log takes a thread)": not _TELLS_CACHED,
+        "/proc (memory and open files are not among the metrics)": not os.path.exists("/proc/self/statm"),
+        "PR_SET_PDEATHSIG (the background process looks itself whether the broker lives)": not hasattr(
+            _libc, "prctl"
+        ),
+    }
+    return ", ".join(what for what, is_missing in lacks.items() if is_missing)
 
 
 class WholeFlushFailed(OSError):

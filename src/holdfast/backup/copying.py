@@ -295,8 +295,8 @@ def copy_range(source: RealFile, target: RealFile, start: int, end: int) -> None
         length = min(COPY_BYTES, end - position)
         try:
             copied = os.copy_file_range(source.fd, target.fd, length, position, position)
-        except OSError as error:
-            if error.errno not in NOT_CLONED_ERRNOS:
+        except (OSError, AttributeError) as error:  # macOS has none
+            if isinstance(error, OSError) and error.errno not in NOT_CLONED_ERRNOS:
                 raise
             data = source.pread(length, position)
             copied = target.pwritev([data], position) if data else 0

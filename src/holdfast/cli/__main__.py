@@ -5,8 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 
+from holdfast.platforms import refusal
+
 
 def main() -> None:
+    if why := refusal():
+        print(f"holdfast: {why}", file=sys.stderr)
+        sys.exit(2)  # as for whatever must be mended before another start
     arguments = sys.argv[1:]
     # kio must not find hypothesis, with which it registers its types wherever that is installed: it takes long.
     for module in ("hypothesis", "hypothesis.strategies"):

@@ -25,7 +25,7 @@ from holdfast.cli.consume import ISOLATION_LEVELS
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain, stop_when_unread
 from holdfast.cli.options import SERVER, CommandGroup, ServerFlags, choice, examples, flag, option
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.real import RealFileSystem
+from holdfast.real import RealFileSystem, flush_descriptor
 
 if TYPE_CHECKING:
     from holdfast.reader import Cluster, Isolation, PartitionRange, RangeReport
@@ -223,7 +223,7 @@ def _target(output: str, format_: ExportFormat, force: bool) -> Iterator[BinaryI
         with _new_file(aside, output) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            flush_descriptor(file.fileno())
         if os.path.exists(output) and not force:
             raise CommandFailed(f"{output} has appeared meanwhile; it was not replaced")
         os.replace(aside, output)

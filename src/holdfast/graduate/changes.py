@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.atomic import parent_of, write_atomically
 from holdfast.broker.log.checkpoints import CLEAN_SHUTDOWN_FILE
 from holdfast.errors import UsageError
-from holdfast.real import RealFileSystem
+from holdfast.real import RealFileSystem, flush_descriptor
 
 JOURNAL_FILE: Final = "graduation.json"
 QUORUM_STATE_FILE: Final = "quorum-state"
@@ -172,7 +172,7 @@ def _move(old: str, new: str) -> None:
         del error
         shutil.copy2(old, new + ".part")
         with open(new + ".part", "rb") as file:
-            os.fsync(file.fileno())
+            flush_descriptor(file.fileno())
         os.rename(new + ".part", new)
         FS.flush_directory(parent_of(new))
         os.unlink(old)
@@ -182,7 +182,7 @@ def _write(path: str, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        flush_descriptor(file.fileno())
 
 
 def _flush_directories(journal: Journal) -> None:

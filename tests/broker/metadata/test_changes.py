@@ -99,6 +99,17 @@ def test_a_deleted_topic_no_longer_collides(create: Create, image: ClusterImage)
     assert create("a_b").name == "a_b"
 
 
+@pytest.mark.parametrize(("first", "second"), [("orders", "Orders"), ("A.b", "a.B")])
+def test_names_that_differ_in_case_only_collide_where_the_disk_takes_them_for_one(
+    create: Create, image: ClusterImage, first: str, second: str
+) -> None:
+    image.folds_case = True
+    create(first)
+    assert refused(lambda: create(second)) is ErrorCode.invalid_topic_exception
+    image.folds_case = False
+    assert create(second).name == second
+
+
 def test_an_existing_topic_is_not_created_again(create: Create) -> None:
     create("orders.eu")
     assert refused(lambda: create("orders.eu")) is ErrorCode.topic_already_exists

@@ -130,6 +130,7 @@ def test_a_supervisor_that_is_away_or_behind_stops_nobody(
         assert len(ear.recv(4096)) < 300
 
 
+@pytest.mark.check
 def test_an_exporter_is_ready_when_it_has_looked(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     ear, heard = listening(address)

@@ -264,6 +264,14 @@ def _check_new_name(image: ClusterImage, name: str) -> None:
                 f"topic name {name!r} collides with existing topic {min(colliding)!r}: "
                 "'.' and '_' look the same in metric names",
             )
+    if image.folds_case:
+        for other in image.topics:
+            if other.lower() == name.lower():
+                raise ApiError(
+                    ErrorCode.invalid_topic_exception,
+                    f"topic name {name!r} collides with existing topic {other!r}: "
+                    "the file system of the log directories takes their names for one",
+                )
 
 
 def _new_topic_assignments(

@@ -158,6 +158,8 @@ class ClusterImage:
     """The first producer id of the next block; all below have been given out."""
     offline_directories: set[UUID] = field(default_factory=set, compare=False)
     """Log directories of this broker that are out of service: nothing new goes there."""
+    folds_case: bool = field(default=False, compare=False)
+    """A log directory cannot tell names apart that differ in case alone: neither may topics."""
     last_offset: int = field(default=-1, compare=False)
     """Offset of the last applied record in the metadata log."""
     last_epoch: int = field(default=0, compare=False)

@@ -213,6 +213,10 @@ class LogDirectory:
         paths = [f"{self.path}/{name}" for name in names if parse_name(name) is not None and name != besides]
         return any(fs.is_directory(path) and holds_records(fs, path) for path in paths)
 
+    def folds_case(self) -> bool:
+        """Whether names that differ in case alone are one here, as on macOS: its lock file answers to both."""
+        return self._fs.exists(f"{self.path}/{LOCK_FILE.upper()}")
+
     def prepare(self, boot_id: str, say: Callable[[str], None]) -> None:
         """Make and lock a blank directory. It has no identity until `write_meta`."""
         if not self._fs.exists(self.path):

@@ -358,6 +358,7 @@ def _register(node: Node, missed: list[UUID], moved: Iterable[MetadataRecord], n
         log_dirs=(*(directory.id for directory in _online(node)), *missed),
     )
     node.metadata.image.offline_directories.update(missed)
+    node.metadata.image.folds_case = any(directory.folds_case() for directory in _online(node))
     levels = {feature.name: feature.finalized for feature in FEATURES if feature.name != "kraft.version"}
     records: list[MetadataRecord] = [
         *([AbortTransaction(reason="a broker starts")] if node.metadata.is_in_transaction else ()),

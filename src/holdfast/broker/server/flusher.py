@@ -28,7 +28,7 @@ from time import monotonic
 from typing import Final, cast
 
 from holdfast.exposition import Histogram
-from holdfast.real import RealFile, WholeFlushFailed, file_of_whole, flush_whole
+from holdfast.real import RealFile, WholeFlushFailed, file_of_whole, flush_descriptor, flush_whole
 from holdfast.seams import File, FlushJob
 
 INLINE_SECONDS_MAX: Final = 0.001
@@ -264,6 +264,6 @@ def carry_out(job: FlushJob) -> OSError | None:
 def _flush_directory(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        flush_descriptor(fd)
     finally:
         os.close(fd)

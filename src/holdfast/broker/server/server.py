@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from holdfast.broker.server.worker import ProcessWorker
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.listeners import Listener
 from holdfast.errors import UsageError
-from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
+from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id, missing_here
 from holdfast.saying import Say, warn
 from holdfast.seams import Now
 from holdfast.wire.metadata_records import EndPoint
@@ -45,6 +46,8 @@ OTHER_WRITER_SECONDS_MAX: Final = 300.0
 """It has tried the lock long before; a supervisor must not wait for ever."""
 OTHER_WRITER_LOOK_SECONDS: Final = 0.5
 DESCRIPTORS_UNLIMITED: Final = 1 << 30
+DESCRIPTORS_OF_MACOS: Final = 10_240
+"""OPEN_MAX: the most that it takes for a limit, whatever it says the limit is."""
 
 
 class Machine(NamedTuple):
@@ -135,6 +138,8 @@ class Server:
             raise
 
     async def _start(self) -> None:
+        if lacks := missing_here():
+            self.say(f"this machine, {sys.platform}, does without {lacks}")
         bound = bind_all(self.config.listeners, self.say)
         try:
             self.endpoints = advertised(bound)
@@ -283,9 +288,14 @@ def sweep_seconds(limit_seconds: float) -> float:
 
 def raise_descriptor_limit() -> int:
     """Allow this process as many open files as it may have; returns how many."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard >= 0 else DESCRIPTORS_UNLIMITED
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard, DESCRIPTORS_OF_MACOS):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError):
+            continue  # macOS says that there is no limit, and allows no more than it has always had
+        return wanted if 0 <= wanted < DESCRIPTORS_UNLIMITED else DESCRIPTORS_UNLIMITED
+    return soft
 
 
 def connections_allowed(max_connections: int, descriptors: int) -> int:

@@ -1,7 +1,8 @@
 """The background process: one JSON task per line in, one JSON answer per line out, on the real disk.
 
 It gives way to everybody on the processor and on the disk (see `give_way`). It ends with its input, and with its
-parent however that ends: the kernel sees to it, so that no orphan ever writes beside a new broker.
+parent however that ends, so that no orphan ever writes beside a new broker: Linux's kernel sees to it. Elsewhere a
+thread reads the input ahead, which ends when the parent does, and ends the process whatever it is doing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import platform
 import signal
 import struct
 import sys
+import threading
+from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
 from typing import Any, BinaryIO, Final
 
 from holdfast.broker.log.tasks import run
@@ -33,6 +37,8 @@ SCHED_ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
 
 def end_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent ends; leave at once when it already has."""
+    if not sys.platform.startswith("linux"):
+        return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         code = ctypes.get_errno()
@@ -48,7 +54,7 @@ def give_way() -> None:
     it: that may be at the next tick, a millisecond or more away. The slice does.
     """
     os.nice(NICENESS)
-    number = SCHED_SETATTR.get(platform.machine())
+    number = SCHED_SETATTR.get(platform.machine()) if sys.platform.startswith("linux") else None
     if number is not None:
         fields = (SCHED_ATTRIBUTES.size, os.SCHED_OTHER, 0, NICENESS, 0, SLICE_NS, 0, 0)
         # Kernels before 6.12 ignore the slice, and a sandbox may refuse the call: neither is worse off.
@@ -66,7 +72,21 @@ def answer(fs: FileSystem, line: bytes) -> dict[str, Any]:
         return {"error": "out of memory"}
 
 
-def serve(fs: FileSystem, tasks: BinaryIO, answers: BinaryIO) -> None:
+def read_ahead(tasks: BinaryIO) -> Iterator[bytes]:
+    """The lines of the input, whose end is the end of this process: at once, in the middle of a task."""
+    lines: SimpleQueue[bytes] = SimpleQueue()
+
+    def read() -> None:
+        for line in tasks:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, name="tasks", daemon=True).start()
+    while True:
+        yield lines.get()
+
+
+def serve(fs: FileSystem, tasks: Iterable[bytes], answers: BinaryIO) -> None:
     for line in tasks:
         answers.write(json.dumps(answer(fs, line)).encode() + b"\n")
         answers.flush()
@@ -78,7 +98,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     give_way()
     keep_freed_memory()
-    serve(RealFileSystem(), sys.stdin.buffer, sys.stdout.buffer)
+    tasks = sys.stdin.buffer
+    is_ended = sys.platform.startswith("linux")
+    serve(RealFileSystem(), tasks if is_ended else read_ahead(tasks), sys.stdout.buffer)
 
 
 if __name__ == "__main__":
