@@ -56,6 +56,7 @@ LACK = {
     "pipeline run mine/orders.yaml": "spark",
     "pipeline status mine/orders.yaml": "spark",
     "sink migrate --database postgresql://127.0.0.1:1/none": "postgres",
+    "audit verify . --public-key key.pem": "sign",
     "trace a:0@0 mine/orders.yaml": "spark",
 }
 
