@@ -212,7 +212,14 @@ def test_the_image_is_built_from_what_the_wheel_needs() -> None:
     root = DEPLOY.parent
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     taken = (CONTAINER / "Containerfile.dockerignore").read_text(encoding="utf-8").split()
-    wanted = ["pyproject.toml", "src", "requirements/base.txt", project["readme"], *project["license-files"]]
+    wanted = [
+        "pyproject.toml",
+        "hatch_build.py",
+        "src",
+        "requirements/base.txt",
+        project["readme"],
+        *project["license-files"],
+    ]
     for name in wanted:
         assert (root / name).exists()
         assert f"!{name}" in taken
