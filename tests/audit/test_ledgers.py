@@ -120,6 +120,7 @@ def test_where_a_sink_was_added_the_ledgers_of_the_others_tell() -> None:
     assert added_at("later", [named, entries]) == {PLACE: 4}
     assert added_at("later", [named, behind]) == {PLACE: 0}, "it began where the one furthest behind stood"
     assert added_at("later", [named[2:]]) == {}, "what was before is not kept"
+    assert added_at("later", [named, named[2:]]) == {PLACE: 4}, "one that came even later says nothing"
     assert added_at("later", [[replace(entry, others={}) for entry in named[:2]] + named[2:]]) == {}
     assert added_at("later", [entries]) == {}
 

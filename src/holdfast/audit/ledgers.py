@@ -103,13 +103,13 @@ def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Cha
 
 def added_at(sink: str, others: Iterable[Sequence[Entry]]) -> dict[Place, int]:
     """Where the others stood when this sink came, which began there: no entry up to then names it, and every one since
-    does. Nothing where that is not known: it was there from the start, or their ledgers do not go back so far."""
+    does. Nothing where that is not known: it was there from the start, or no ledger goes back so far."""
     found: dict[Place, int] = {}
     for entries in others:
         first = next((at for at, entry in enumerate(entries) if sink in entry.others), None)
-        if first is None:
-            continue
-        if first == 0 or not entries[first - 1].others:  # an earlier holdfast named no others
+        if not first:
+            continue  # that one was there before the other, whose ledger begins later
+        if not entries[first - 1].others:  # an earlier holdfast named no others
             return {}
         for place, at in entries[first - 1].positions.at.items():
             found[place] = min(found.get(place, at.offset), at.offset)
