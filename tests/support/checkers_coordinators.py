@@ -259,7 +259,8 @@ class MembershipChecker(Checker):
         )
 
     def _deletion_requested(self, event: history.GroupDeletionRequested) -> None:
-        self._groups.pop(event.group, None)
+        """It may be refused: who an instance was last is true either way."""
+        self._groups[event.group] = _Group(instances=self._of(event.group).instances)
 
     # Classic groups
 
