@@ -13,7 +13,7 @@ knows the definition, the ledger's form and the digest. What it has to take on t
     left            what left before the sinks: dead letters, filtered, duplicate, late
     compare         rows held against the log, place by place
     ledgers, books  what the pipeline says of itself, followed and counted again
-    memory          windows, duplicates, late rows and tables of keys, made again
+    stateful        windows, duplicates, late rows and tables of keys, recomputed
     content         what rows hold, held against their records
     sink_judging    all of it put together, each fault told once and of whom it is true
     pipeline_audit  the audit of one pipeline, from its definition to the report

@@ -14,7 +14,7 @@ Sinks that take a stream beside the chain of steps: the rows a step set aside, o
   and a sink must have exactly them.
 - `<step>` of a keyed function or a join holds rows of the step's own making, numbered within the turn of the batch that
   made them. The ledger tells how many rows each turn gave: as many are there, each number once, and no others. That the
-  step made the right ones is taken on its word. Windows are made again instead (`memory`).
+  step made the right ones is taken on its word. Windows are recomputed instead (`stateful`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from holdfast.pipeline.positions import Place
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from holdfast.audit.memory import MemoryCheck
     from holdfast.audit.sinks.base import DeadLetterReader, SinkReader
+    from holdfast.audit.stateful import StatefulCheck
 
 ROUTES: Final = {FILTERED: Fate.FILTERED, DUPLICATE: Fate.DUPLICATE, LATE: Fate.LATE}
 PARSE: Final = "parse"
@@ -95,7 +95,7 @@ def read_left(
     home: str,
     spans: Mapping[Place, Span],
     entries: Sequence[Entry],
-    listener: MemoryCheck | None = None,
+    listener: StatefulCheck | None = None,
     kept: Iterable[tuple[str, str]] = (),
 ) -> Left:
     """What the home's record says of these entries' batches; `kept` are routes of steps to keep apart as well."""
@@ -140,7 +140,7 @@ def read_left(
     return left
 
 
-def _take(table: pa.Table, left: Left, listener: MemoryCheck | None) -> dict[tuple[str, str], int]:
+def _take(table: pa.Table, left: Left, listener: StatefulCheck | None) -> dict[tuple[str, str], int]:
     """Give the rows to whoever asks for them; by route and step, the digest of their places."""
     import pyarrow.compute as pc
 
@@ -227,7 +227,7 @@ def _unrecorded(
 
 
 def read_dead_letters(
-    reader: DeadLetterReader | None, spans: Mapping[Place, Span], listener: MemoryCheck | None
+    reader: DeadLetterReader | None, spans: Mapping[Place, Span], listener: StatefulCheck | None
 ) -> tuple[Holding, Holding]:
     """The dead letters, and those of them that could not be decoded; who listens hears which rule sent each away."""
     name = str(Fate.DEAD_LETTER) if reader is None else reader.name

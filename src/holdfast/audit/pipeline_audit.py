@@ -72,7 +72,7 @@ from holdfast.reader import TopicPartition
 from holdfast.reader.cluster import Cluster
 
 if TYPE_CHECKING:
-    from holdfast.audit.memory import MemoryCheck, MemoryResult
+    from holdfast.audit.stateful import StatefulCheck, StatefulResult
 
 TRIES: Final = 3
 """A pipeline merges for a twentieth of its time at most, so that a second time is enough for all but a large table."""
@@ -237,8 +237,8 @@ class PipelineAudit:
         self._decide()
         tell("reading what left the steps")
         decoder = SourceDecoder(self.definition.source)
-        memory, looker = self._memory(decoder)
-        left = self._left(memory)
+        stateful, looker = self._stateful(decoder)
+        left = self._left(stateful)
         content = ContentCheck(self.definition, decoder, self.same)
         letters = left.routes[Fate.DEAD_LETTER].counts
         dead = {place: counts > 0 for place, counts in letters.items()}
@@ -264,10 +264,10 @@ class PipelineAudit:
             tell("evaluating the steps again")
             self.steps.begin(self, judge)
         result = None
-        if memory is not None:
+        if stateful is not None:
             tell("making windows, duplicates and late rows again")
             ends = {place: end for place, (_, end) in self.scope.spans.items()}
-            result = memory.examine(list(self._opened().values()), ends, self.steps)
+            result = stateful.examine(list(self._opened().values()), ends, self.steps)
             self.examined += result.examined
         tell("comparing contents")
         self.examined += content.examine(list(self._opened().values()))
@@ -416,19 +416,19 @@ class PipelineAudit:
                 found.append(Finding(Fate.LOST, name, count=max(1, rows), detail=detail))
         return Examined(tuple(found))
 
-    def _memory(self, decoder: SourceDecoder) -> tuple[MemoryCheck | None, Observer | None]:
-        from holdfast.audit.memory import MemoryCheck
+    def _stateful(self, decoder: SourceDecoder) -> tuple[StatefulCheck | None, Observer | None]:
+        from holdfast.audit.stateful import StatefulCheck
 
         state = self.marks.get("state", {})
         others = {
             step: {mark for mark, each in self.earlier.items() if each["state"].get(step) != own}
             for step, own in state.items()
         }
-        check = MemoryCheck(self.definition, decoder, others)
+        check = StatefulCheck(self.definition, decoder, others)
         observer = check.begin(self.scope.spans)
         return (None, None) if observer is None else (check, observer)
 
-    def _left(self, memory: MemoryCheck | None) -> Left:
+    def _left(self, stateful: StatefulCheck | None) -> Left:
         batches = ledgers.cover(self.entries, self.scope.spans)
         sides = [side_stream(self.definition, reader.takes) for reader in self._opened().values()]
         left = read_left(
@@ -436,18 +436,18 @@ class PipelineAudit:
             naming.home_of(self.definition),
             self.scope.spans,
             batches,
-            memory,
+            stateful,
             {
                 *((side.route, side.step) for side in sides if side is not None),
                 *((LATE_FOR, step.name) for step in self.definition.steps if isinstance(step, Window)),
             },
         )
         reader = self.readers[naming.DEAD_LETTER_NAME] if self.entries[naming.DEAD_LETTER_NAME] else None
-        dead, left.unparsed = read_dead_letters(cast("DeadLetterReader", reader), self.scope.spans, memory)
+        dead, left.unparsed = read_dead_letters(cast("DeadLetterReader", reader), self.scope.spans, stateful)
         if reader is not None:
             self.rows.holdings[reader.name] = dead
-            if memory is not None and reader.gone_offsets:
-                memory.not_recorded("the dead letter topic has forgotten which records left")
+            if stateful is not None and reader.gone_offsets:
+                stateful.not_recorded("the dead letter topic has forgotten which records left")
         left.routes = {Fate.DEAD_LETTER: dead, **left.routes}
         self.examined += left.examined
         left.own = self._left_of_each(left, batches, dead)
@@ -543,7 +543,7 @@ class PipelineAudit:
                 covered = versions.derived(covered, sink, is_checked=wrong is not None)
         return tuple(covered)
 
-    def _report(self, judge: SinkJudge, result: MemoryResult | None) -> Report:
+    def _report(self, judge: SinkJudge, result: StatefulResult | None) -> Report:
         walked = judge.walked
         fates = judge.fates(result)
         covered = self._coverage(judge)

@@ -47,7 +47,7 @@ from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 
 if TYPE_CHECKING:
-    from holdfast.audit.memory import MemoryResult
+    from holdfast.audit.stateful import StatefulResult
 
 Mask = npt.NDArray[np.bool_]
 
@@ -191,7 +191,7 @@ class SinkJudge:
         self.examined += Examined(tuple(found))
 
     def _one_row_a_key(self) -> list[Finding]:
-        """Tables that keep one row for each key lack rows by design: which, the memory tells. The others are judged."""
+        """Tables with one row for each key lack rows by design: `stateful` tells which. The others are judged."""
         found: list[Finding] = []
         for name, reader in self.readers.items():
             if not reader.takes and is_upsert(self.definition, name):
@@ -264,7 +264,7 @@ class SinkJudge:
         )
 
     def sides(self) -> Examined:
-        """Sinks of streams beside the chain; windows are the memory's."""
+        """Sinks of streams beside the chain; windows belong to the stateful steps."""
         examined = Examined()
         steps = {step.name: step for step in self.definition.steps}
         for name, reader in self.readers.items():
@@ -350,7 +350,7 @@ class SinkJudge:
 
     # -------------------------------------------------------------------- what became of every record
 
-    def fates(self, result: MemoryResult | None) -> dict[Place, Fates]:
+    def fates(self, result: StatefulResult | None) -> dict[Place, Fates]:
         """One for each record; windows and tables of keys say more where no sink has every row."""
         mains = [self.rows.of(reader) for reader in self.mains.values()]
         taken = {reader.takes for reader in self.readers.values()}

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.coverage import LINEAGE
-from holdfast.audit.memory.rows import Flags, KeySpace
-from holdfast.audit.memory.upserts import ranks
 from holdfast.audit.model import ColumnCoverage, Fate, Finding
 from holdfast.audit.sinks.base import ContentBatch, SinkReader
+from holdfast.audit.stateful.rows import Flags, KeySpace
+from holdfast.audit.stateful.upserts import ranks
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
 from holdfast.pipeline.definition.naming import IS_CURRENT, IS_DELETED, VALID_FROM, VALID_TO
 

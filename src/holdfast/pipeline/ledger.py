@@ -188,7 +188,7 @@ class Entry:
     lookups: Mapping[str, str] = field(default_factory=dict)
     """By step, the version of the reference table that the batch was made with."""
     taps: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By step with a memory, what it counted: `taken`, `late`, `rows`, and its own counters."""
+    """By stateful step, what it counted: `taken`, `late`, `rows`, and its own counters."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of the rows of each route that had some, in hexadecimal: `main`, `dead_letter`, `filtered`, `duplicate`, `late`,
     and `late-for:<step>` of those that were late for a tap. Entries of an earlier holdfast have none."""

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.audit import cells, content, ledgers, left, sink_judging, unaltered, versions
-from holdfast.audit.memory import upserts, window_check
 from holdfast.audit.model import Examined, Fate
+from holdfast.audit.stateful import upserts, window_check
 from holdfast.pipeline.row_digest import RowHasher
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]

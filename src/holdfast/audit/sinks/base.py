@@ -53,7 +53,7 @@ class SinkScope:
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """Rows of a sink that takes the rows of a step with a memory."""
+    """Rows of a sink that takes the rows of a stateful step."""
 
     rows: pa.RecordBatch
     """Columns as the sink has them: key columns, `window_start`, `window_end`, aggregates, `_hf_count`, `_hf_digest`,
@@ -181,7 +181,7 @@ class SinkReader(Protocol):
         """The lineage of every row, each row once."""
 
     def windows(self) -> Iterator[WindowBatch]:
-        """The rows of a step with a memory, whole."""
+        """The rows of a stateful step, whole."""
 
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
         """For upsert: each key of the table and its row's lineage."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.audit.memory import MemoryCheck
 from holdfast.audit.model import Fate
+from holdfast.audit.stateful import StatefulCheck
 from holdfast.pipeline.definition.model import PostgresSink, Sql
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def test_without_a_record_of_what_left_a_key_that_is_gone_may_have_left(
 ) -> None:
     play, reader = table
     reader.keyed.pop(2)
-    begin = MemoryCheck.begin
+    begin = StatefulCheck.begin
 
-    def begin_without(check: MemoryCheck, spans: Any) -> Any:
+    def begin_without(check: StatefulCheck, spans: Any) -> Any:
         check.not_recorded("the home was lost")
         return begin(check, spans)
 
-    monkeypatch.setattr(MemoryCheck, "begin", begin_without)
+    monkeypatch.setattr(StatefulCheck, "begin", begin_without)
     examined = play.audit(play.play(), [reader]).examined
     assert examined.findings == ()
     assert [(each.why, each.is_gap) for each in examined.unproven] == [("the home was lost", True)]

@@ -27,8 +27,10 @@ import pyarrow as pa
 from holdfast.audit.compare import finding
 from holdfast.audit.coverage import ANY, LINEAGE
 from holdfast.audit.decoding import Computing
-from holdfast.audit.memory.aggregates import differing_values
-from holdfast.audit.memory.rows import (
+from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Unproven, WindowAccount, gap
+from holdfast.audit.sinks.base import SinkReader
+from holdfast.audit.stateful.aggregates import differing_values
+from holdfast.audit.stateful.rows import (
     Codes,
     Flags,
     Hashes,
@@ -39,8 +41,8 @@ from holdfast.audit.memory.rows import (
     Times,
     key_text,
 )
-from holdfast.audit.memory.turns import UNNUMBERED, Chain, Measure, ranks
-from holdfast.audit.memory.windows import (
+from holdfast.audit.stateful.turns import UNNUMBERED, Chain, Measure, ranks
+from holdfast.audit.stateful.windows import (
     COUNT,
     DIGEST,
     END,
@@ -61,8 +63,6 @@ from holdfast.audit.memory.windows import (
     rows_in_order,
     sessions,
 )
-from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Unproven, WindowAccount, gap
-from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.unaltered import RESET
 from holdfast.pipeline.definition.model import SinkDefinition, Window
 from holdfast.pipeline.definition.streams import merged

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.audit.memory.rows import NOTHING, Clock, Flags, Numbers, Rows, Times
+from holdfast.audit.stateful.rows import NOTHING, Clock, Flags, Numbers, Rows, Times
 from holdfast.pipeline.definition.model import Dedupe, Join, Keyed, Source, Window
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.ledger import Entry
@@ -36,7 +36,7 @@ from holdfast.pipeline.positions import Place
 
 Spans = Mapping[Place, tuple[int, int]]
 UNNUMBERED = -1
-"""The number of a batch whose rows of taps nobody has: taken before the steps had a memory, or not by this sink."""
+"""The number of a batch whose rows of taps nobody has: taken before the steps were stateful, or not by this sink."""
 
 
 @dataclass(frozen=True)

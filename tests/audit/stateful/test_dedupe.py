@@ -11,8 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.support.tiers import examples
 
-from holdfast.audit.memory.dedupe import judge
 from holdfast.audit.model import Fate
+from holdfast.audit.stateful.dedupe import judge
 from holdfast.pipeline.definition.model import Dedupe, ParquetSink, Sql
 
 if TYPE_CHECKING:

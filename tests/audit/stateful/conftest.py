@@ -15,7 +15,6 @@ from tests.support.audit_sinks import Ledger
 
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.lineage import LineageBatch
-from holdfast.audit.memory import MemoryCheck, MemoryResult
 from holdfast.audit.sinks.base import (
     ContentBatch,
     ErasedRows,
@@ -24,6 +23,7 @@ from holdfast.audit.sinks.base import (
     SinkScope,
     WindowBatch,
 )
+from holdfast.audit.stateful import StatefulCheck, StatefulResult
 from holdfast.pipeline.definition.model import (
     Decoding,
     Dedupe,
@@ -213,8 +213,8 @@ class World:
         *,
         cut: bool = False,
         others: Mapping[str, Collection[str]] | None = None,
-    ) -> MemoryResult:
-        check = MemoryCheck(self.definition, SourceDecoder(self.definition.source), others)
+    ) -> StatefulResult:
+        check = StatefulCheck(self.definition, SourceDecoder(self.definition.source), others)
         decoder = SourceDecoder(self.definition.source)
         logs = self.logs
         spans = {place(number): (1 if cut else 0, len(log)) for number, log in enumerate(logs)}

@@ -1,6 +1,6 @@
-"""Steps with a memory, recomputed from the source's log and compared with the record and with the sinks.
+"""Stateful steps, recomputed from the source's log and compared with the record and with the sinks.
 
-    check = MemoryCheck(definition, decoder)
+    check = StatefulCheck(definition, decoder)
     observer = check.begin(spans)            # sees every record while the source is walked; None: nothing to do
     check.left(topic, partition, offsets, step, route)      # what the pipeline recorded: rows that left the chain
     check.late_for(topic, partition, offsets, step)         # and rows that were late for a tap
@@ -24,9 +24,11 @@ import pyarrow as pa
 from holdfast.audit.content import by_place
 from holdfast.audit.decoding import KEY_PREFIX, Computing, Observer, SourceDecoder
 from holdfast.audit.left import hides_rows
-from holdfast.audit.memory.aggregates import columns_needed
-from holdfast.audit.memory.dedupe import judge
-from holdfast.audit.memory.rows import (
+from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Unproven
+from holdfast.audit.sinks.base import SinkReader
+from holdfast.audit.stateful.aggregates import columns_needed
+from holdfast.audit.stateful.dedupe import judge
+from holdfast.audit.stateful.rows import (
     ID_COLUMN,
     NOTHING,
     Clock,
@@ -37,7 +39,7 @@ from holdfast.audit.memory.rows import (
     Rows,
     Times,
 )
-from holdfast.audit.memory.turns import (
+from holdfast.audit.stateful.turns import (
     Chain,
     Measure,
     Spans,
@@ -49,10 +51,8 @@ from holdfast.audit.memory.turns import (
     reach_ms,
     with_watermarks,
 )
-from holdfast.audit.memory.upserts import DELETES, UpsertCheck, condition_flags, keys_of_tombstones, ranks
-from holdfast.audit.memory.window_check import Keys, Taken, WindowCheck, record_findings, time_text
-from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Unproven
-from holdfast.audit.sinks.base import SinkReader
+from holdfast.audit.stateful.upserts import DELETES, UpsertCheck, condition_flags, keys_of_tombstones, ranks
+from holdfast.audit.stateful.window_check import Keys, Taken, WindowCheck, record_findings, time_text
 from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
@@ -85,8 +85,8 @@ class _Left(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MemoryResult:
-    """What became of records by steps with a memory, and what is wrong."""
+class StatefulResult:
+    """What became of records by stateful steps, and what is wrong."""
 
     examined: Examined = field(default_factory=Examined)
     aggregated: Mapping[Place, Numbers] = field(default_factory=dict)
@@ -97,8 +97,8 @@ class MemoryResult:
     """By sink that keeps one row for each key: records whose key has a newer row, or was deleted."""
 
 
-class MemoryCheck:
-    """The steps with a memory of one pipeline, and its sinks that keep one row for each key."""
+class StatefulCheck:
+    """The stateful steps of one pipeline, and its sinks that keep one row for each key."""
 
     def __init__(
         self,
@@ -186,11 +186,11 @@ class MemoryCheck:
 
     def examine(
         self, readers: Sequence[SinkReader], ends: Mapping[Place, int], computing: Computing | None = None
-    ) -> MemoryResult:
+    ) -> StatefulResult:
         """`readers` are all sinks of the pipeline, `ends` where the audit ends, by partition; `computing` makes columns
         again that steps compute."""
         if self._recorder is None:
-            return MemoryResult()
+            return StatefulResult()
         rows = self._recorder.finish()
         self._recorder = None
         scope = {
@@ -204,7 +204,7 @@ class _Examination:
 
     def __init__(
         self,
-        check: MemoryCheck,
+        check: StatefulCheck,
         rows: Rows,
         scope: Spans,
         readers: Sequence[SinkReader],
@@ -228,7 +228,7 @@ class _Examination:
         whole = [chain for chain in self._chains.values() if chain.is_whole]
         self._main = max(whole, key=lambda chain: len(chain.turns), default=None)
 
-    def run(self) -> MemoryResult:
+    def run(self) -> StatefulResult:
         stateful = self._check._stateful
         if stateful and self._can_recompute():
             clock = self._check._clock
@@ -249,7 +249,7 @@ class _Examination:
                     self._tap(step, watermarks, turns, chain)
         superseded = {sink.name: self._upsert(sink) for sink in self._check._upserts}
         given = self._is_in_a_window & self._is_given
-        return MemoryResult(
+        return StatefulResult(
             self._found,
             self._rows.offsets_by_place(given),
             self._rows.offsets_by_place(self._is_open),
@@ -290,7 +290,7 @@ class _Examination:
         if clock is None:
             return False
         if self._check._missing_record:
-            self._not_proven("what steps with a memory did", self._check._missing_record, is_gap=True)
+            self._not_proven("what stateful steps did", self._check._missing_record, is_gap=True)
             return False
         begun = self._beginnings()
         cut = [place for place, (start, _) in self._scope.items() if start > begun.get(place, start)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.audit.memory.rows import Codes, Flags, Numbers, Times, sorting
+from holdfast.audit.stateful.rows import Codes, Flags, Numbers, Times, sorting
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.audit.memory.rows import Codes, Numbers, Times
-from holdfast.audit.memory.turns import Measure
-from holdfast.audit.memory.windows import Held, Parts, Windows, assign, compare, joint_ids
+from holdfast.audit.stateful.rows import Codes, Numbers, Times
+from holdfast.audit.stateful.turns import Measure
+from holdfast.audit.stateful.windows import Held, Parts, Windows, assign, compare, joint_ids
 from holdfast.pipeline.definition.model import Window
 
 TOLERANCE: Final = 1e-9

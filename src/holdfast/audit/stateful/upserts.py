@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from holdfast.audit.coverage import LINEAGE
 from holdfast.audit.decoding import KEY_PREFIX
-from holdfast.audit.memory.rows import Codes, Flags, KeysDiffer, KeySpace, Numbers, Rows, key_text, sorting
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding
 from holdfast.audit.sinks.base import SinkReader
+from holdfast.audit.stateful.rows import Codes, Flags, KeysDiffer, KeySpace, Numbers, Rows, key_text, sorting
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
 from holdfast.pipeline.definition.naming import IS_DELETED
 from holdfast.pipeline.definition.streams import merge_key

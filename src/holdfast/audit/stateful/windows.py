@@ -26,9 +26,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.audit.memory.rows import Codes, Flags, Hashes, Numbers, Times, sorting
-from holdfast.audit.memory.turns import Measure
 from holdfast.audit.sinks.base import WindowBatch
+from holdfast.audit.stateful.rows import Codes, Flags, Hashes, Numbers, Times, sorting
+from holdfast.audit.stateful.turns import Measure
 
 NEVER: Final = 2**31 - 1
 """In place of a batch: not within the audit's scope."""

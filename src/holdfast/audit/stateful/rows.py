@@ -1,4 +1,4 @@
-"""The records of the scope as arrays: what steps with a memory are recomputed from.
+"""The records of the scope as arrays: what stateful steps are recomputed from.
 
 One pass over the source fills them, partition by partition in the order of offsets; when it is done they stand by
 topic, partition and offset, the order in which the pipeline itself judges rows of one batch. Of the values only the
@@ -242,7 +242,7 @@ class _Part:
 
 
 class Recorder:
-    """Sees every record of the source, and keeps what steps with a memory go by."""
+    """Sees every record of the source, and keeps what stateful steps go by."""
 
     needs_headers: bool
 

@@ -12,9 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.support.tiers import examples
 
-from holdfast.audit.memory.windows import held_rows, milliseconds, rows_in_order
 from holdfast.audit.model import Fate
 from holdfast.audit.sinks.base import WindowBatch
+from holdfast.audit.stateful.windows import held_rows, milliseconds, rows_in_order
 from holdfast.pipeline.definition.model import (
     Dedupe,
     EventTime,
