@@ -116,6 +116,22 @@ def test_what_a_custom_assignor_added_would_be_lost(world: GroupWorld) -> None:
     assert kind(world) is ClassicGroup
 
 
+def test_what_a_cooperative_member_was_told_to_give_up_is_free_once_it_joined_without_it(
+    world: GroupWorld,
+) -> None:
+    """Its assignment, without a partition that it owned and that nobody has yet, may still be on its way to it."""
+    owned = ConsumerSubscription(topics=("orders",), owned_partitions=(OwnedPartitions("orders", (0, 1)),))
+    joined = join(world, "", "cooperative-sticky", owned.encode(), None)
+    less = ConsumerAssignment(assigned_partitions=(OwnedPartitions("orders", (0,)),))
+    sync(world, joined, less.encode())
+    given = world.beat("ann", 0, topics=["orders"]).assignment or {}
+    assert kind(world) is ConsumerGroup
+    assert [sorted(partitions) for partitions in given.values()] == [[2, 3]]
+    rest = ConsumerSubscription(topics=("orders",), owned_partitions=(OwnedPartitions("orders", (0,)),))
+    again = join(world, joined.member_id, "cooperative-sticky", rest.encode(), None)
+    assert again.error is ErrorCode.none
+
+
 def test_a_join_that_fails_leaves_the_classic_group_as_it_was(world: GroupWorld) -> None:
     joined = classic_group(world)
     before = list(world.journal.batches)

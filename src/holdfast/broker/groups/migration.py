@@ -128,18 +128,16 @@ def _changes_of(group: ClassicGroup, topics: model.Topics) -> list[Change]:
 
 
 def _holdings(group: ClassicGroup, topics: model.Topics) -> dict[str, Held]:
-    """What each member holds: what it was assigned, and, while the group is between two assignments, what it said
-    that it had not given up. Nobody holds what another does."""
+    """What each member holds: what it was assigned, and what it said when it joined that it had not given up. A
+    cooperative member gives that up only once it has its assignment, which may still be on its way to it, and then
+    joins again. Nobody holds what another was assigned."""
     claims: dict[str, list[dict[UUID, tuple[int, ...]]]] = {}
     for member in group.members.values():
-        claims[member.member_id] = [_assigned(group, member.assignment, topics)]
-    if not group.is_stable:
-        for member in group.members.values():
-            owned = _subscription(group, member).owned_partitions
-            claims[member.member_id].append(by_topic_id(owned, topics))
+        owned = _subscription(group, member).owned_partitions
+        claims[member.member_id] = [_assigned(group, member.assignment, topics), by_topic_id(owned, topics)]
     taken: set[tuple[UUID, int]] = set()
     held: dict[str, dict[UUID, dict[int, int]]] = {member_id: {} for member_id in claims}
-    for rank in range(1 if group.is_stable else 2):
+    for rank in range(2):
         for member_id, claimed in claims.items():
             for topic_id, partitions in claimed[rank].items():
                 for partition in partitions:
