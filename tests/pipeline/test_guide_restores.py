@@ -41,7 +41,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "pipeline.md").read_tex
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", GUIDE, re.M | re.S)
 [STEPS] = [text for text in BLOCKS if "positive-amount" in text]
 [SINKS] = [text for text in BLOCKS if "orders-clean" in text]
-[DEAD_LETTER] = [text for text in BLOCKS if text.startswith("dead_letter:")]
+[DEAD_LETTER] = [text for text in BLOCKS if text.startswith("dead_letter: ")]
 ADDRESS = "postgresql://pipeline:${PGPASSWORD}@db/shop"
 
 Row = dict[str, Any]

@@ -118,11 +118,11 @@ def run(directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tup
 
 
 @pytest.fixture(scope="module")
-def port() -> int:
-    """Where nobody listens."""
+def port() -> Iterator[int]:
+    """Where nobody listens, nor anybody else can."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
+        yield int(bound.getsockname()[1])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

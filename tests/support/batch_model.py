@@ -362,11 +362,11 @@ def expected(model: Model, name: str) -> list[str]:
 
 def upserted(rows: list[Row], words: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
     def rank(row: Row) -> tuple[Any, ...]:
-        value = row.columns[words["order"]]
+        value = row.columns[words["order_by"]]
         return (value is not None, value or 0, row.place)
 
     last: dict[Any, Row] = {}
-    for row in sorted(rows, key=rank) if "order" in words else rows:
+    for row in sorted(rows, key=rank) if "order_by" in words else rows:
         if row.value is None:
             last.pop((json.loads(row.key)["k"],), None)
         elif "v = 0" in words.get("delete_when", "") and row.columns["v"] == 0:
@@ -515,7 +515,7 @@ class Drawing:
             else:
                 self.tombstones = 0  # they have no key
             if "delete_when" not in words and self.chance(0.5):
-                words["order"] = random.choice(("v", "at"))
+                words["order_by"] = random.choice(("v", "at"))
             else:
                 self.keyed_by("table", words["key"])
             self.sink("postgres", "table", words)

@@ -327,7 +327,9 @@ class Frame:
             except RuntimeError as error:
                 raise PySparkException(str(error)) from error  # as Spark tells what a task raised
 
-        return SimpleNamespace(collect=collect)
+        return SimpleNamespace(
+            collect=collect, limit=lambda count: SimpleNamespace(collect=lambda: collect()[:count])
+        )
 
     def collect(self) -> list[Row]:
         return [Row(**row) for row in self.table.to_pylist()]

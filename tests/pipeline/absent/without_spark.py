@@ -69,7 +69,9 @@ class Frame:
             reports = task(iter(self.table.to_batches()))
             return [row for report in reports for row in report.to_pylist()]
 
-        return SimpleNamespace(collect=collect)
+        return SimpleNamespace(
+            collect=collect, limit=lambda count: SimpleNamespace(collect=lambda: collect()[:count])
+        )
 
     def collect(self) -> list[Row]:
         return [Row(**row) for row in self.table.to_pylist()]

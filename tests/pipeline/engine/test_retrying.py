@@ -11,6 +11,7 @@ from holdfast.pipeline.definition.model import ParquetSink, PipelineDefinition, 
 from holdfast.pipeline.engine import running
 from holdfast.pipeline.engine.deployment import Deployment
 from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.progress import Event, Retrying
 from holdfast.pipeline.engine.running import RETRIES_MAX, Loop, Stop
 from holdfast.pipeline.sinks.base import SinkUnavailable
@@ -57,6 +58,7 @@ class Run:
         self.loop = Loop(Deployment.of(definition), home, session, {}, self.stop, self.events.append)
         given: Any = self.workshop
         self.loop.workshop = given
+        self.loop.known = KnownSinks(home, self.loop.deployed.canonical)
 
     def one_batch(self, logs: Any, until: Any) -> bool:
         self.batches += 1
