@@ -64,7 +64,7 @@ def play(estate: Estate, seed: int) -> list[str]:
     return []
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 + 2 * SEEDS)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damage_is_never_passed_over_and_a_sound_pipeline_never_accused(part: int, estate: Estate) -> None:
     wrong = [line for seed in in_part(part) for line in play(estate, seed)]
