@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from holdfast.testing.apache import (
     ApacheKafka,
     ApacheKafkaFailed,
     ApacheKafkaUnavailable,
+    broker_answers,
     run_tool,
 )
 from holdfast.testing.kafka_fixtures import HEAP_OPTIONS
+from holdfast.testing.processes import free_ports
 
 
 @pytest.fixture
@@ -86,3 +89,24 @@ def test_a_broker_that_cannot_start_quotes_its_log(tmp_path: Path) -> None:
     with pytest.raises(ApacheKafkaFailed, match=r"log\.segment\.bytes"):
         kafka.start()
     assert not kafka.running
+
+
+@pytest.mark.java
+@pytest.mark.check
+@pytest.mark.interop
+@pytest.mark.usefixtures("jars")
+def test_a_port_that_another_took_meanwhile_is_given_up_for_a_free_one(tmp_path: Path) -> None:
+    kafka = ApacheKafka(directory=tmp_path / "kafka")
+    kafka.prepare()
+    with socket.create_server((kafka.host, kafka.port)) as taken, kafka:
+        assert kafka.port != taken.getsockname()[1]
+        assert broker_answers(kafka.host, kafka.port)
+
+
+def test_free_ports_are_given_to_nobody_else_and_can_be_listened_on() -> None:
+    ports = free_ports(3)
+    assert len(set(ports)) == 3
+    for port in ports:
+        with pytest.raises(OSError, match="in use"), socket.socket() as without_reuse:
+            without_reuse.bind(("127.0.0.1", port))
+        socket.create_server(("127.0.0.1", port)).close()

@@ -375,7 +375,8 @@ class ApacheKafka(Topics):
                 return
             except ApacheKafkaFailed:
                 self.kill()
-                if attempt == START_ATTEMPTS or "Address already in use" not in self.log_tail():
+                # In the whole log: hundreds of lines of shutting down follow the reason for it.
+                if attempt == START_ATTEMPTS or b"Address already in use" not in self.log_file.read_bytes():
                     raise
                 self._choose_ports()
                 self._write_properties()

@@ -108,9 +108,16 @@ def end(process: subprocess.Popen[bytes], how: signal.Signals, seconds: float) -
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 nobody listened on a moment ago."""
+    """Ports of 127.0.0.1 that nobody listens on, and that the kernel gives to nobody else for a minute.
+
+    A server may need seconds until it binds its port, and the kernel would meanwhile give it to any outgoing
+    connection. So each port gets one connection, which its own side closes first: the kernel keeps such a port back
+    (TIME_WAIT) from whoever asks for any port, and servers bind it all the same, since they set SO_REUSEADDR.
+    """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        for each in listeners:
+            with socket.create_connection(each.getsockname()) as visitor:
+                each.accept()[0].close()
+                visitor.recv(1)
+        return [each.getsockname()[1] for each in listeners]
