@@ -184,6 +184,7 @@ def newcomer(tmp_path: Path, install: Install, request: pytest.FixtureRequest) -
     made.close()
 
 
+@pytest.mark.timeout(900)  # in `make long` a page starts Spark several times
 @pytest.mark.parametrize("page", ["README.md", "docs/quick-start.md"])
 def test_a_page_for_newcomers(newcomer: Newcomer, page: str) -> None:
     newcomer.read((ROOT / page).read_text())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.metadata.image import TopicImage
+from holdfast.broker.metadata.image import Resource, ResourceType, TopicImage
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.group_service import GroupService
+from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.metadata_log import MetadataLog, TopicsBefore
 from holdfast.broker.node.partitions import Deletions, HostedPartitions
 from holdfast.errors import ApiError
@@ -23,15 +25,23 @@ class ImageFollower:
     _commit: GroupCommit
     _groups: GroupService
 
-    def follow(self, has_settings: bool, before: TopicsBefore, now: Now) -> None:
-        if has_settings:
-            self._follow_settings()
+    def follow(self, altered: Set[Resource], before: TopicsBefore, now: Now) -> None:
+        """Follow the settings of `altered`, and the topics that were otherwise `before`."""
+        if altered:
+            self._follow_settings(altered)
         self._follow_topics(before, now)
 
-    def _follow_settings(self) -> None:
+    def _follow_settings(self, altered: Set[Resource]) -> None:
+        """A setting of a topic concerns that topic; one of a broker may be the default of any."""
         settings = self._metadata.settings
-        settings.reload()
-        for hosted in self._partitions:
+        if all(kind is ResourceType.TOPIC for kind, _ in altered):
+            for _, topic in altered:
+                settings.forget_topic(topic)
+            concerned = [hosted for _, topic in altered for hosted in self._hosted(topic)]
+        else:
+            settings.reload()
+            concerned = list(self._partitions)
+        for hosted in concerned:
             was_in_groups = hosted.flushes_in_groups
             hosted.log.config = settings.topic(hosted.topic)
             if (
@@ -42,6 +52,11 @@ class ImageFollower:
             ):
                 # The durable end says that all of this is flushed: now it is to be true.
                 self._commit.request(hosted)
+
+    def _hosted(self, topic: str) -> list[HostedPartition]:
+        image = self._metadata.image.topic(topic)
+        indexes = [partition.index for partition in image.partitions] if image is not None else []
+        return [hosted for index in indexes if (hosted := self._partitions.get(topic, index)) is not None]
 
     def _follow_topics(self, before: TopicsBefore, now: Now) -> None:
         """First what goes, since a new topic may have an old one's name."""

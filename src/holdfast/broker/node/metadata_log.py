@@ -19,7 +19,7 @@ Apache Kafka may have written the log and its snapshots before us, or in between
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
@@ -183,7 +183,7 @@ class MetadataLog:
         """Whether the log ended inside a transaction of Apache Kafka's, of which nothing counts."""
         self.is_durable = True
         """Whether everything the image shows is durable. While it is not, responses wait: see `when_durable`."""
-        self.on_change: Callable[[bool, TopicsBefore, Now], None] = lambda *_: None
+        self.on_change: Callable[[Set[Resource], TopicsBefore, Now], None] = lambda *_: None
         """Takes whether settings have changed, and the topics that records are about as they were before."""
 
     @property
@@ -255,7 +255,12 @@ class MetadataLog:
         self.is_durable = False
         metadata.offsets.when_committed(stored.next_offset, lambda error: self._committed())
         self._request_flush(metadata)
-        self.on_change(any(isinstance(record, Config) for record in records), before, now)
+        altered = {
+            Resource(ResourceType(record.resource_type), record.resource_name)
+            for record in records
+            if isinstance(record, Config)
+        }
+        self.on_change(altered, before, now)
 
     def require_alone(self) -> None:
         """Take the log offline where another program writes to it."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.loggers import GROUPS, REQUESTS
+from holdfast.config.broker import BrokerConfig
+from holdfast.config.topic import TopicConfig
 
 DESCRIBE, ALTER, INCREMENTAL, LIST = 32, 33, 44, 74
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
@@ -291,3 +294,23 @@ def test_version_0_lists_client_metrics_subscriptions(desk: Any) -> None:
     desk.create("orders")
     desk.ask(INCREMENTAL, resources=[single(CLIENT_METRICS, "m", ("interval.ms", SET, "1000"))])
     assert [r.resource_name for r in desk.ask(LIST, 0).config_resources] == ["m"]
+
+
+def test_a_topics_settings_cost_no_other_topic_anything(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved: list[object] = []
+    resolve = BrokerConfig.topic_config
+
+    def counted(self: BrokerConfig, altered: Mapping[str, str]) -> TopicConfig:
+        resolved.append(altered)
+        return resolve(self, altered)
+
+    monkeypatch.setattr(BrokerConfig, "topic_config", counted)
+    for number in range(20):
+        desk.create(f"topic-{number}", retention_ms="5000")
+    assert len(resolved) <= 3 * 20
+    resolved.clear()
+    desk.ask(INCREMENTAL, resources=[single(TOPIC, "topic-7", ("retention.ms", SET, "6000"))])
+    assert described(desk, TOPIC, "topic-7", "retention.ms")["retention.ms"].value == "6000"
+    assert len(resolved) <= 3
+    desk.ask(INCREMENTAL, resources=[single(BROKER, "", ("log.retention.ms", SET, "7000"))])
+    assert len(resolved) >= 20
