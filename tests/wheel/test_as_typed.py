@@ -8,6 +8,7 @@ seen, and `pip` is told to make a wheel, but not to install one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -147,6 +148,7 @@ class Newcomer:
                 env=self._environment,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
         try:
@@ -155,7 +157,9 @@ class Newcomer:
                 program.send_signal(signal.SIGINT)
             output, _ = program.communicate(timeout=WAIT_SECONDS_MAX)
         finally:
-            program.kill()
+            # With whatever the shell has started, where it did not come to its end.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
             program.wait()
         said = self._errors.read_text()
         told = f"{typed}\n{output.decode()}\n{said}"
@@ -221,6 +225,7 @@ def test_what_pip_is_told_to_do_makes_a_wheel(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_the_examples_page(newcomer: Newcomer) -> None:
     newcomer.read((ROOT / "examples" / "README.md").read_text())
 
