@@ -104,6 +104,19 @@ def test_quantiles_are_as_exact_as_the_bounds() -> None:
     assert quantile(SECONDS, [0] * len(histogram.counts), 0.5) == 0
 
 
+def test_what_is_noted_is_counted_like_what_is_observed() -> None:
+    values = (0.0, 0.0001, 0.00011, 0.3, 29.0, 31.0)
+    noted, observed = Histogram(), Histogram()
+    for value in values:
+        noted.note(value)
+        observed.observe(value)
+    noted.add_up()
+    noted.note(7.0)
+    observed.observe(7.0)
+    assert list(noted.lines("took")) == list(observed.lines("took"))
+    assert list(noted.lines("took")) == list(observed.lines("took")), "counted once"
+
+
 def test_numbers_are_served_until_the_block_ends() -> None:
     numbers = Numbers(FAMILIES)
     numbers.set("depth", 1)

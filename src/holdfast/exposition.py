@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import repeat
 from typing import Final, Literal, NamedTuple, Self
 
 from holdfast.errors import UsageError
@@ -101,21 +103,36 @@ def number(value: float) -> str:
 
 
 class Histogram:
-    """Counts by bound, as Prometheus adds them up. `observe` costs a tenth of a microsecond or two."""
+    """Counts by bound, as Prometheus adds them up.
 
-    __slots__ = ("bounds", "counts", "total")
+    `observe` costs a few tenths of a microsecond. `note` costs a tenth of that, and is for what happens thousands of
+    times a second: somebody calls `add_up` every second, which keeps short what was noted.
+    """
+
+    __slots__ = ("_noted", "bounds", "counts", "note", "total")
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         """One for each bound, and one for what is above the last."""
         self.total = 0.0
+        self._noted: list[float] = []
+        self.note = self._noted.append
+        """Any thread may."""
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def add_up(self) -> None:
+        values = self._noted[:]
+        del self._noted[: len(values)]  # threads may have noted more
+        self.total += sum(values)
+        for place, count in Counter(map(bisect_left, repeat(self.bounds), values)).items():
+            self.counts[place] += count
+
     def lines(self, name: str, labels: str = "") -> Iterator[str]:
+        self.add_up()
         inner = f"{labels[1:-1]}," if labels else ""
         reached = 0
         for bound, count in zip((*self.bounds, None), self.counts, strict=True):

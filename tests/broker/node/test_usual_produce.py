@@ -384,3 +384,25 @@ def test_a_deleted_topic_gets_nothing_more(world: World, client: BareClient) -> 
     client.create_topic("plain", 2)
     assert client.produce("plain", batch_of()).base_offset == 0
     assert world.taken == 2
+
+
+def test_every_request_is_counted_once_with_the_time_it_was_parked() -> None:
+    bare = BareNode()
+    batch = build_batch([Record(0, 0, None, b"a")], base_timestamp=bare.clock.now().wall_ms)
+    alone, pipelining = bare.connect(), bare.connect()
+    alone.create_topic("plain")
+    bare.advance(1000)
+    alone.begin_produce("plain", batch)
+    for acks in (-1, 1, -1):
+        pipelining.begin_produce("plain", batch, acks=acks)
+    bare.turn()
+    bare.clock.advance(20)
+    bare.settle()
+    alone.begin_produce("plain", batch, acks=1)
+    bare.settle()
+    meter = bare.node.meter
+    meter.add_up()
+    stats = meter.stats_of(PRODUCE, 9)
+    assert meter.topics["plain"].produces == stats.answered == 5
+    assert (stats.flush_ns, stats.wait_ns) == (3 * 20_000_000, 20_000_000)
+    assert stats.total_ns == 4 * 20_000_000

@@ -220,6 +220,17 @@ class Connection:
         self._under_way.append(exchange)
         return exchange
 
+    def send_next(self, exchange: Exchange, response: bytes, left_ns: int) -> bool:
+        """Send a response if it is next in order, which the caller then counts; otherwise nothing has happened."""
+        under_way = self._under_way
+        if not under_way or under_way[0] is not exchange:
+            return False
+        under_way.popleft()
+        self._send([response])
+        if under_way and under_way[0].parts is not None:
+            self.send_ready(left_ns)
+        return True
+
     def send_ready(self, left_ns: int) -> None:
         """Send every response that is ready and next in order; the shell looks for room even if there is none."""
         under_way = self._under_way
@@ -229,11 +240,14 @@ class Connection:
             out += exchange.parts or ()
             self.meter.answered(exchange, left_ns)
         if not self.is_closed:
-            try:
-                self.transmit(out)
-            except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
-                self.node.report("sending answers", error)
-                self.close(f"sending answers failed: {error!r}")
+            self._send(out)
+
+    def _send(self, parts: list[Part]) -> None:
+        try:
+            self.transmit(parts)
+        except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
+            self.node.report("sending answers", error)
+            self.close(f"sending answers failed: {error!r}")
 
     def give_up(self, api_key: int, version: int, error: Exception) -> None:
         """A request ran into a defect of ours: it is told with its place, and only this connection ends."""

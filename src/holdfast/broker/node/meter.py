@@ -154,11 +154,13 @@ class Meter:
     """Of topics that are deleted, or that never were."""
     flush_messages: Histogram = field(default_factory=lambda: Histogram(COUNTS), init=False)
     """Messages that one flush of a partition made durable: how well requests share flushes."""
+    flush_seconds: Histogram = field(default_factory=Histogram, init=False)
+    """The flusher's, where it has one: it is added up with the others."""
     names_by_id: Mapping[UUID, str] = field(default_factory=dict, init=False)
     """Of the topics there are."""
     scrub_passes: int = field(default=0, init=False)
-    _produced: dict[tuple[str, int], list[int]] = field(default_factory=dict, init=False)
-    """By topic and version: how long the usual produce requests took since `add_up`."""
+    _produced: dict[tuple[str, int], tuple[list[int], list[int]]] = field(default_factory=dict, init=False)
+    """By topic and version: how long the usual produce requests took since `add_up`, and waited for a flush."""
     _seen: list[tuple[int, dict[str, list[int]]]] = field(default_factory=list, init=False)
     """The counts of every API as they stood at some moments, the last one QUANTILE_WINDOW_NS ago at most."""
 
@@ -186,9 +188,10 @@ class Meter:
         if exchange.begun_ns != exchange.arrived_ns:
             stats.queue_ns += exchange.begun_ns - exchange.arrived_ns
 
-    def took(self, topic: str, version: int) -> Callable[[int], None]:
-        """For usual produce requests to a topic: what takes how long each has taken."""
-        return self._produced.setdefault((topic, version), []).append
+    def took(self, topic: str, version: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
+        """For usual produce requests to a topic: what takes how long each has taken, and how long it was parked."""
+        taken, parked = self._produced.setdefault((topic, version), ([], []))
+        return taken.append, parked.append
 
     def _tell_slow(self, exchange: Exchange, left_ns: int) -> None:
         arrived, begun, parked, ready = (
@@ -216,7 +219,7 @@ class Meter:
 
     def every_second(self, slow_ms: int) -> None:
         self.slow_ns = slow_ms * 1_000_000 or NEVER_NS
-        for (topic, _), taken in self._produced.items():
+        for (topic, _), (taken, _) in self._produced.items():
             if taken and max(taken) >= self.slow_ns:
                 text = f"took up to {max(taken) / 1e6:,.0f} ms in queue and append"
                 self.say(
@@ -228,13 +231,18 @@ class Meter:
 
     def add_up(self) -> None:
         """Once a second, and for each scrape: count what was noted since. A second of a busy broker takes 2 ms."""
-        for (topic, version), taken in self._produced.items():
+        for (topic, version), (taken, parked) in self._produced.items():
             if taken:
                 self.known_traffic(topic).produces += len(taken)
-                self.stats_of(PRODUCE, version).add_up(taken)
+                stats = self.stats_of(PRODUCE, version)
+                stats.add_up(taken)
+                stats.flush_ns += sum(parked)
+                parked.clear()
         for stats in self.requests.values():
             if stats.taken:
                 stats.add_up(stats.taken)
+        self.flush_messages.add_up()
+        self.flush_seconds.add_up()
 
     def by_api(self) -> dict[int, list[tuple[int, RequestStats]]]:
         """Versions and their requests, by API key."""

@@ -114,7 +114,7 @@ class Node:
         self.log_starts = LogStarts(fs, seams.worker, seams.clock, self.timers, self.checkpoints, storage)
         self.failures.presence = Presence(self.directories)
         self.commit = GroupCommit(
-            seams.flusher, seams.call_soon, self._note_flush, report, meter.flush_messages.observe
+            seams.flusher, seams.call_soon, self._note_flush, report, meter.flush_messages.note
         )
         self.producer_ids = ProducerIdSource(self.metadata, config.node_id)
         self.groups = GroupService(self)

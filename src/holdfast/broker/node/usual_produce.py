@@ -86,10 +86,24 @@ _make_header: Final = BatchHeader._make
 class ProduceTarget:
     """A partition as requests name it, and what a batch must keep to there."""
 
-    __slots__ = ("after_max_ms", "batch_bytes_max", "config", "hosted", "index", "raw", "took", "topic")
+    __slots__ = (
+        "after_max_ms",
+        "batch_bytes_max",
+        "config",
+        "hosted",
+        "index",
+        "raw",
+        "took",
+        "topic",
+        "waited",
+    )
 
     def __init__(
-        self, hosted: HostedPartition, topic: str | UUID, raw: bytes, took: Callable[[int], None]
+        self,
+        hosted: HostedPartition,
+        topic: str | UUID,
+        raw: bytes,
+        noted: tuple[Callable[[int], None], Callable[[int], None]],
     ) -> None:
         config = hosted.log.config
         self.hosted = hosted
@@ -97,8 +111,8 @@ class ProduceTarget:
         self.topic = topic
         self.raw = raw
         """The topic and the number of partitions, the same bytes in request and answer."""
-        self.took = took
-        """Takes how long a request has taken, in nanoseconds."""
+        self.took, self.waited = noted
+        """Take how long a request has taken and how much of that it was parked, in nanoseconds."""
         self.config = config
         self.batch_bytes_max = min(config.max_message_bytes, config.segment_bytes)
         self.after_max_ms = config.message_timestamp_after_max_ms
@@ -139,17 +153,26 @@ class ParkedProduce(Production):
         exchange = self.exchange
         target = self.target
         try:
+            connection = exchange.connection
             start_offset = target.hosted.log.start_offset
             if error is not None:
                 self._tell(failure(target.index, error))
-            elif not exchange.connection.metadata.is_durable:
+            elif not connection.metadata.is_durable:
                 self._tell(Produced(target.index, self.base_offset, NO_TIMESTAMP, start_offset))
             else:
                 answer = pack_answer(exchange.correlation_id, target, self.base_offset, start_offset)
+                meter = connection.meter
+                ready_ns = meter.clock.monotonic_ns()
+                took_ns = ready_ns - exchange.arrived_ns
+                if took_ns < meter.slow_ns and connection.send_next(exchange, answer, ready_ns):
+                    target.took(took_ns)
+                    target.waited(ready_ns - exchange.parked_ns)
+                    return
                 exchange.parts = [answer]
-                connection = exchange.connection
-                exchange.ready_ns = ready_ns = connection.meter.clock.monotonic_ns()
+                exchange.ready_ns = ready_ns
                 connection.send_ready(ready_ns)
+            if self.base_offset != NO_OFFSET:
+                target.hosted.traffic.produces += 1
         except Exception as defect:  # noqa: BLE001 - nobody else would close the connection
             exchange.give_up(defect)
 
@@ -262,7 +285,6 @@ class UsualProduce:
         if acks == ACKS_ALL and log.end_offset > hosted.offsets.high_watermark.offset:
             exchange = connection.enqueue(PRODUCE, version, correlation_id)
             exchange.parked_ns = self._monotonic_ns()
-            hosted.traffic.produces += 1
             parked = ParkedProduce(exchange, target, base_offset)
             hosted.offsets.when_committed(log.end_offset, parked)
             self._intake.park(parked, now.monotonic_ms + timeout_ms)
@@ -302,8 +324,8 @@ class UsualProduce:
             return None
         if len(targets) >= TARGETS_MAX:
             targets.clear()
-        took = self._meter.took(hosted.topic, version)
-        target = targets[place] = ProduceTarget(hosted, topic, raw, took)
+        noted = self._meter.took(hosted.topic, version)
+        target = targets[place] = ProduceTarget(hosted, topic, raw, noted)
         return target
 
 

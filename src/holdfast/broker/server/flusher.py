@@ -117,7 +117,7 @@ class AdaptiveFlusher:
             done(carry_out(whole))
 
     def _took(self, seconds: float) -> None:
-        self.seconds.observe(seconds)
+        self.seconds.note(seconds)
         self._average_seconds += NEWEST_SHARE * (seconds - self._average_seconds)
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class ManyFiles:
     def took(self, seconds: float) -> None:
         """The whole file system was flushed."""
         if self._measured is not None:
-            self._measured.observe(seconds)
+            self._measured.note(seconds)
         self.seconds += NEWEST_SHARE * (seconds - self.seconds)
 
     def are_flushed_at_once(self, count: int, seconds_each: float) -> bool:

@@ -100,6 +100,7 @@ class Server:
             accept_loss,
             serve_unenforced,
         )
+        self.node.meter.flush_seconds = self.flusher.seconds
         self.say = self.node.say
         self._readers = ThreadPoolExecutor(READ_THREADS, "read")
         self._servers: list[asyncio.Server] = []
