@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as RawConsumer
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from holdfast.client.changelog import Extent, StateLost
+from holdfast.client.changelog import Changelogs, Extent, StateLost
 from holdfast.client.messages import DeadLetter, Message
 from holdfast.client.processor import Output
 from holdfast.client.retries import RetryPolicy
@@ -331,3 +331,22 @@ def test_members_killed_and_stopped_count_each_message_once(broker: BrokerProces
             each.kill()
             each.wait()
     assert Counter(read(broker, "hunted-totals")) == expected(400)
+
+
+def test_a_changelog_that_the_broker_asked_hears_of_a_moment_later_is_waited_for(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a cluster, where one node creates a topic and another one is asked for its settings."""
+    changelogs = Changelogs({"bootstrap.servers": broker.bootstrap_servers})
+    asked = changelogs._admin.describe_configs
+
+    def asked_too_early(*arguments: Any, **options: Any) -> Any:
+        answer = asked(*arguments, **options)
+        for future in answer.values():
+            assert isinstance(future.exception(), KafkaException)
+        monkeypatch.undo()
+        create(broker, "heard-of-later", config={"cleanup.policy": "compact"})
+        return answer
+
+    monkeypatch.setattr(changelogs._admin, "describe_configs", asked_too_early)
+    assert changelogs.setting("heard-of-later", "cleanup.policy") == "compact"

@@ -45,7 +45,7 @@ from holdfast.client.errors import ClientError
 from holdfast.client.process import say
 from holdfast.client.settings import Settings, admin_settings
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.topic_ids import TopicIds
+from holdfast.client.topic_ids import TopicIds, is_gone
 from holdfast.errors import UsageError
 
 VERSION: Final = 1
@@ -199,6 +199,7 @@ def _now_ms() -> int:
 
 
 ANSWER_SECONDS: Final = 15.0
+UNHEARD_SECONDS: Final = 0.05
 STEP_MESSAGES: Final = 5000
 """How much is read before others have their turn, and how much a transaction of the cache holds at most."""
 FIRST: Final = OffsetSpec._earliest
@@ -282,9 +283,17 @@ class Changelogs:
         return 0 if found is None or found.error is not None else len(found.partitions)
 
     def setting(self, topic: str, name: str) -> str:
+        """A setting of a topic that exists; a broker may hear of a new one some moments after it was created."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        found = self._admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource].result()
-        return str(found[name].value)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            asked = self._admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource]
+            try:
+                return str(asked.result()[name].value)
+            except KafkaException as error:
+                if not is_gone(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(UNHEARD_SECONDS)
 
     def extent(self, changelog: str, source: str, partition: int) -> Extent:
         """What a partition of a changelog holds now; the changelog grows along with its source."""
