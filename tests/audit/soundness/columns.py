@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -273,6 +274,11 @@ def source_of(place: Mapping[str, Any]) -> bytes:
     return f"{place['topic']}:{place['partition']}@{place['offset']}#{place['index']}".encode()
 
 
+@cache
+def _spark_schema(schema: pa.Schema) -> StructType:
+    return from_arrow_schema(schema)
+
+
 @dataclass(frozen=True)
 class Frame:
     """A table, with those methods of Spark's frames that the engine and the sinks call."""
@@ -281,7 +287,7 @@ class Frame:
 
     @property
     def schema(self) -> StructType:
-        return from_arrow_schema(self.table.schema)
+        return _spark_schema(self.table.schema)
 
     @property
     def columns(self) -> list[str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -362,6 +362,17 @@ def _millis(time: datetime.datetime) -> int:
 # ------------------------------------------------------------------------ the place of Spark
 
 
+class _Context:
+    """Whatever else the engine says to Spark's context is for nobody."""
+
+    def __init__(self) -> None:
+        self.master = "local[1]"
+        self.environment: dict[str, str] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given: None
+
+
 @contextmanager
 def without_spark(program: Program) -> Iterator[Any]:
     """Inside, what it gives stands for the session of `run_pipeline`."""
@@ -379,4 +390,4 @@ def without_spark(program: Program) -> Iterator[Any]:
         patch.object(pyspark.sql, "functions", functions),
         patch.dict(kafka_writer.DEFAULTS, {"transaction.timeout.ms": 5_000, "linger.ms": 0}),
     ):
-        yield SimpleNamespace(program=program, sparkContext=Mock(master="local[1]", environment={}))
+        yield SimpleNamespace(program=program, sparkContext=_Context())

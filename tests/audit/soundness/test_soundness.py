@@ -3,7 +3,7 @@
 Every seed is a pipeline, a history and a damage of its own (`programs`, `worlds`, `strokes`), made with the real sinks
 on a real broker and a real PostgreSQL, without Spark. It is audited before the damage and after it, and `judging` holds
 both answers against what was done. Seed n is the same every time: `HOLDFAST_SOUNDNESS_SEED=n` runs it alone,
-`HOLDFAST_SOUNDNESS_SEEDS=20000` as many.
+`HOLDFAST_SOUNDNESS_SEEDS=20000` as many, from `HOLDFAST_SOUNDNESS_FIRST=n` on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from holdfast.pipeline.sinks.base import RowsRejected
 
 ONLY = os.environ.get("HOLDFAST_SOUNDNESS_SEED")
 SEEDS = int(os.environ.get("HOLDFAST_SOUNDNESS_SEEDS") or by_tier(quick=6, check=150, long=2000))
+FIRST = int(os.environ.get("HOLDFAST_SOUNDNESS_FIRST") or 0)
 PARTS = by_tier(quick=1, check=3, long=12)
 CERTIFIED = 3
 """Of so many seeds one has its reports certified, and a certificate changed."""
@@ -38,7 +39,7 @@ def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
 
 
 def in_part(part: int) -> list[int]:
-    seeds = range(SEEDS) if ONLY is None else [int(ONLY)]
+    seeds = range(FIRST, FIRST + SEEDS) if ONLY is None else [int(ONLY)]
     return [seed for seed in seeds if seed % PARTS == part]
 
 

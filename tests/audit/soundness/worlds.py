@@ -12,6 +12,7 @@ its own. A history is drawn from the operations of the guides, and ends with a r
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import re
@@ -95,6 +96,9 @@ class Estate:
         self.transactional = Producer({**servers, "linger.ms": 0, "transactional.id": "worlds"})
         self.transactional.init_transactions(30)
         self.database = self._stack.enter_context(psycopg.connect(self._server.url, autocommit=True))
+        gc.collect()
+        gc.freeze()  # what was imported is looked at no more: it is most of what there is
+        self._stack.callback(gc.unfreeze)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -294,7 +298,7 @@ class World:
 
     def snapshot(self) -> None:
         kept = self.directory.with_name(f"{self.directory.name}-kept-{len(self.snapshots)}")
-        shutil.copytree(self.directory, kept)
+        shutil.copytree(self.directory, kept, copy_function=shutil.copyfile)
         self.snapshots.append(kept)
 
     def compact(self) -> None:
