@@ -28,7 +28,6 @@ from holdfast.client.spool.marks import parse_mark
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import Engine, read_log
 from holdfast.testing.flaky_link import Link
-from holdfast.testing.processes import free_ports
 
 MODULE: Final = "tests.support.client_chaos_member"
 ACTIONS: Final = ("kill", "kill", "kill", "stop", "add", "broker", "freeze", "cut", "silence")
@@ -51,8 +50,7 @@ class Shore:
     def __init__(self, directory: Path) -> None:
         self.link = Link()
         settings = {**BROKER_SETTINGS, "advertised.listeners": f"PLAINTEXT://{self.link.address}"}
-        listen = f"127.0.0.1:{free_ports(1)[0]}"
-        self.broker = BrokerProcess(str(directory / "data"), settings=settings, listen=listen)
+        self.broker = BrokerProcess(str(directory / "data"), settings=settings)
         self.broker.start()
         self.link.lead_to(self.broker.bootstrap_servers)
         self.engine = Engine("holdfast", self.link.address)

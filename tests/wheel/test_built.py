@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.golden.make_pipelines import send
+from tests.golden.make_spools import create
 from tests.golden.opening import GENERATIONS, PACKED, expected_of, fetch_all, produce, text_of, unpack
+from tests.golden.pipeline_inputs import plain_rows
+from tests.golden.pipelines import Pipelines
+from tests.golden.test_spools import Scene, arrived, by_spool, wanted
 from tests.support.wheels import ROOT, Installed
 
 from holdfast.testing.broker import BrokerProcess
@@ -24,6 +30,7 @@ Install = Callable[..., Installed]
 SOURCES: Final = (".gitignore", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src")
 LONG_AGO_S: Final = 1_000_000_000
 BUILD_SECONDS_MAX: Final = 120
+COMMAND_SECONDS_MAX: Final = 240
 
 
 def test_two_builds_are_the_same_bytes(tmp_path: Path) -> None:
@@ -57,19 +64,8 @@ def test_two_builds_are_the_same_bytes(tmp_path: Path) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize(
-    "generation",
-    # The oldest is the longest way; each alone is opened from the checkout in every run.
-    [GENERATIONS[0], *(pytest.param(each, marks=pytest.mark.long) for each in GENERATIONS[1:])],
-    ids=lambda path: path.name,
-)
-def test_the_installed_wheel_opens_what_an_earlier_version_left(
-    generation: Path, install: Install, tmp_path: Path
-) -> None:
-    installed = install()
-    archive = generation / f"broker-killed{PACKED}"
-    unpack(archive, tmp_path)
-    expected = expected_of(archive)
+def broker_of(installed: Installed, directory: Path, expected: Any) -> BrokerProcess:
+    """The wheel's, on what was unpacked into a directory."""
 
     class InstalledBroker(BrokerProcess):
         @staticmethod
@@ -78,10 +74,45 @@ def test_the_installed_wheel_opens_what_an_earlier_version_left(
             there = [str(installed.python), *command[1:]]
             return subprocess.Popen(there, env=installed.environment(), **options)
 
-    log_dirs = ",".join(str(tmp_path / each) for each in expected["log_dirs"])
-    arguments = ("--data-dir", log_dirs)
+    log_dirs = ",".join(str(directory / each) for each in expected.get("log_dirs", ["data"]))
+    return InstalledBroker(
+        directory / "data", settings=expected["settings"], arguments=("--data-dir", log_dirs)
+    )
+
+
+def run(installed: Installed, broker: BrokerProcess, directory: Path, line: str) -> tuple[int, str]:
+    """A command of the wheel: its exit code and what it printed."""
+    done = subprocess.run(
+        [installed.bin / "holdfast", *line.split()],
+        cwd=directory,
+        env=installed.environment(HOLDFAST_BOOTSTRAP_SERVER=broker.bootstrap_servers),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS_MAX,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+of_generations = pytest.mark.parametrize(
+    "generation",
+    # The oldest is the longest way; each alone is opened from the checkout in every run.
+    [GENERATIONS[0], *(pytest.param(each, marks=pytest.mark.long) for each in GENERATIONS[1:])],
+    ids=lambda path: path.name,
+)
+
+
+@of_generations
+def test_the_installed_wheel_opens_what_an_earlier_version_left(
+    generation: Path, install: Install, tmp_path: Path
+) -> None:
+    installed = install()
+    archive = generation / f"broker-killed{PACKED}"
+    unpack(archive, tmp_path)
+    expected = expected_of(archive)
+
     with (
-        InstalledBroker(tmp_path / "data", settings=expected["settings"], arguments=arguments) as broker,
+        broker_of(installed, tmp_path, expected) as broker,
         WireClient(broker.bootstrap_servers) as client,
     ):
         for topic, described in expected["topics"].items():
@@ -98,3 +129,65 @@ def test_the_installed_wheel_opens_what_an_earlier_version_left(
         topic = next(iter(expected["topics"]))
         assert produce(client, topic, 0, build_batch([Record(0, 0, b"key", b"on it goes")])).error_code == 0
         assert broker.stop() == 0
+
+
+@of_generations
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_the_installed_wheel_delivers_what_waits_in_an_earlier_versions_spools(
+    generation: Path, guarantee: str, install: Install, tmp_path: Path
+) -> None:
+    installed = install()
+    archive = generation / f"spools{PACKED}"
+    unpack(archive, tmp_path)
+    expected = expected_of(archive)
+    with (
+        broker_of(installed, tmp_path, expected) as broker,
+        WireClient(broker.bootstrap_servers) as client,
+    ):
+        for topic, (partitions, configs) in expected["topics_to_come"].items():
+            create(client, topic, partitions, configs)
+        scene = Scene(broker.bootstrap_servers, client, tmp_path, expected)
+        spools = {each["spool"] for each in scene.sent(guarantee)}
+        code, printed = run(installed, broker, tmp_path, f"spool drain --spool {guarantee}")
+        assert code == bool(scene.sent(guarantee, "refused")), printed
+        arriving = [each for each in scene.sent(guarantee) if each["fate"] != "refused"]
+        found = arrived(scene, spools, {"letters": 2, "receipts": 1, "addresses": 1})
+        assert by_spool(found) == by_spool(wanted(arriving))
+
+
+@of_generations
+def test_the_installed_wheel_reads_what_an_earlier_versions_pipelines_left(
+    generation: Path, install: Install, tmp_path: Path
+) -> None:
+    """Homes, ledgers, states, sinks and certificates."""
+    installed = install("spark")
+    archive = generation / f"pipelines{PACKED}"
+    unpack(archive, tmp_path)
+    with broker_of(installed, tmp_path, expected_of(archive)) as broker:
+        code, printed = run(installed, broker, tmp_path, "pipeline status plain.yaml --output json")
+        standing = json.loads(printed)
+        assert code == 0
+        assert [(each["problem"], each["lag"]) for each in standing["sinks"]] == [(None, 0)] * 4
+        code, printed = run(installed, broker, tmp_path, "audit pipeline counting.yaml --output json")
+        report = json.loads(printed)
+        assert report["findings"] == []
+        assert code == 4, "rows from before digests are trusted, and nobody has accepted that"
+        assert run(installed, broker, tmp_path, "audit verify certificates")[0] == 0
+
+
+@pytest.mark.long
+@pytest.mark.java
+@pytest.mark.parametrize("generation", GENERATIONS, ids=lambda path: path.name)
+def test_the_installed_wheel_goes_on_with_an_earlier_versions_pipeline(
+    generation: Path, install: Install, tmp_path: Path
+) -> None:
+    installed = install("spark")
+    archive = generation / f"pipelines{PACKED}"
+    unpack(archive, tmp_path)
+    expected = expected_of(archive)
+    with broker_of(installed, tmp_path, expected) as broker:
+        send(broker.bootstrap_servers, "plain", expected["parts"] + 1)
+        assert run(installed, broker, tmp_path, "pipeline run plain.yaml")[0] == 0
+        kept = plain_rows(expected["parts"] + 1)["kept"]
+        pipelines = Pipelines(broker.bootstrap_servers, tmp_path, expected)
+        assert sorted(row["id"] for row in pipelines.rows("out/plain")) == kept

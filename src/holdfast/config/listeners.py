@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from holdfast.errors import ConfigError
 
+EVERY_ADDRESS = "0.0.0.0"
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _HOST_CHARACTERS = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-%._:")
 

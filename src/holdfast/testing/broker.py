@@ -30,7 +30,7 @@ START_SECONDS_MAX: Final = 60.0
 SAID_SECONDS_MAX: Final = 10.0
 OBEY_SECONDS_MAX: Final = 60.0
 """A broker whose disk is slow hears of it late, and not for ever."""
-_READY = re.compile(r"ready on (\S+?)(?:,| in )")
+_READY = re.compile(r"ready on (\S+?)(?:,| in | \()")
 
 
 class BrokerDied(HoldfastError):
@@ -130,7 +130,6 @@ class BrokerProcess(Topics):
         def is_ready() -> bool:
             found = _READY.search(self.log()[self._log_start :])
             if found and self._listen.endswith(":0"):
-                # Otherwise it is known, and what is ready may be another that was to be advertised.
                 self._listen = found.group(1)
             return found is not None
 

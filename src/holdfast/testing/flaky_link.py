@@ -2,7 +2,7 @@
 
     link = Link()
     settings = {"advertised.listeners": f"PLAINTEXT://{link.address}"}
-    broker = BrokerProcess(data, settings=settings, listen="127.0.0.1:19092").start()
+    broker = BrokerProcess(data, settings=settings).start()
     link.lead_to(broker.bootstrap_servers)
     link.cut()                     # connections die, new ones too
     link.silence()                 # connections stay, and nothing comes through

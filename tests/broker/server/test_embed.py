@@ -13,8 +13,9 @@ import pytest
 from holdfast import Broker
 from holdfast.errors import StorageError, UsageError
 from holdfast.real import RealFile
+from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.wire_client import CLOSED, WireClient
-from holdfast.wire.api_keys import CREATE_TOPICS
+from holdfast.wire.api_keys import CREATE_TOPICS, METADATA
 
 WHY = "the metadata log is in"
 
@@ -94,3 +95,32 @@ def test_a_temporary_directory_is_made_by_the_start_and_goes_with_a_start_that_f
     with pytest.raises(UsageError, match="cannot listen"):
         broker.start()
     assert list(tmp_path.iterdir()) == []
+
+
+ELSEWHERE = {"advertised.listeners": "PLAINTEXT://broker.example:9192"}
+
+
+@pytest.mark.parametrize("is_process", [False, True], ids=["embedded", "process"])
+def test_its_own_address_is_where_it_listens_and_not_what_it_advertises(
+    is_process: bool, tmp_path: Path
+) -> None:
+    broker = (
+        BrokerProcess(tmp_path / "data", settings=ELSEWHERE, warm=True)
+        if is_process
+        else Broker(tmp_path / "data", settings=ELSEWHERE)
+    )
+    with broker, WireClient(broker.bootstrap_servers) as client:
+        (node,) = client.ask(METADATA, 12, {"topics": []}).brokers
+        assert (node.host, node.port) == ("broker.example", 9192)
+        assert broker.bootstrap_servers.startswith("127.0.0.1:")
+        if isinstance(broker, BrokerProcess):
+            assert (
+                f"ready on {broker.bootstrap_servers} (advertised as broker.example:9192) in " in broker.log()
+            )
+
+
+def test_who_listens_on_every_address_is_found_at_the_advertised_one(tmp_path: Path) -> None:
+    told = {"advertised.listeners": "PLAINTEXT://localhost:0"}
+    with Broker(tmp_path / "data", listen="0.0.0.0:0", settings=told) as broker:
+        assert broker.bootstrap_servers.startswith("localhost:")
+        create_topic(broker, "orders")

@@ -9,16 +9,18 @@ ready, its response left. What lies between them has Kafka's names in Kafka's me
     wait    ready to left           ResponseQueueTimeMs   an earlier request of the connection was not answered
 
 Counting is on the way of every produce request, so as little as possible happens there: of the clock no more readings
-than the moments need, and a duration is put on a list, which is added up once a second. All of it happens on the
-node's thread. Times are counted by powers of two of nanoseconds: a number's length in bits is the quickest thing to
-know of it. What a topic took in messages and bytes is not counted at all, since its logs know it.
+than the moments need, and the moments, or a duration, are put on a list, which is added up once a second by what runs
+outside of the interpreter. All of it happens on the node's thread. Times are counted by powers of two of nanoseconds: a
+number's length in bits is the quickest thing to know of it. What a topic took in messages and bytes is not counted at
+all, since its logs know it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import sub
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
@@ -93,21 +95,29 @@ class TopicTraffic:
 class RequestStats:
     """The requests of one API in one version."""
 
-    __slots__ = ("counts", "flush_ns", "queue_ns", "taken", "took", "total_ns", "wait_ns")
+    __slots__ = ("_moments", "answered_at", "counts", "flush_ns", "queue_ns", "total_ns", "wait_ns")
 
     def __init__(self) -> None:
         self.counts = [0] * (BITS_MAX + 1)
         """Of those answered, by the bits of the nanoseconds they took."""
         self.total_ns = self.queue_ns = self.flush_ns = self.wait_ns = 0
-        self.taken: list[int] = []
-        self.took = self.taken.append
-        """Notes how long a request has taken, in nanoseconds, for `add_up`."""
+        self._moments: list[int] = []
+        self.answered_at = self._moments.extend
+        """Notes the five moments of a request, in their order, for `add_up`."""
 
-    def add_up(self, taken: list[int]) -> None:
-        self.total_ns += sum(taken)
+    def took(self, taken: Iterable[int]) -> None:
         for bits, count in Counter(map(int.bit_length, taken)).items():
             self.counts[bits] += count
-        taken.clear()
+
+    def add_up(self) -> None:
+        moments = self._moments
+        arrived, begun, parked, ready, left = (moments[at::5] for at in range(5))
+        moments.clear()
+        self.total_ns += sum(left) - sum(arrived)
+        self.queue_ns += sum(begun) - sum(arrived)
+        self.flush_ns += sum(ready) - sum(parked)
+        self.wait_ns += sum(left) - sum(ready)
+        self.took(map(sub, left, arrived))
 
     @property
     def answered(self) -> int:
@@ -178,15 +188,10 @@ class Meter:
         stats = self.requests.get(exchange.api_key << 8 | exchange.version)
         if stats is None:
             stats = self.stats_of(exchange.api_key, exchange.version)
-        took_ns = left_ns - exchange.arrived_ns
-        stats.took(took_ns)
-        if took_ns >= self.slow_ns:
+        arrived_ns = exchange.arrived_ns
+        stats.answered_at((arrived_ns, exchange.begun_ns, exchange.parked_ns, exchange.ready_ns, left_ns))
+        if left_ns - arrived_ns >= self.slow_ns:
             self._tell_slow(exchange, left_ns)
-        stats.flush_ns += exchange.ready_ns - exchange.parked_ns
-        if left_ns != exchange.ready_ns:
-            stats.wait_ns += left_ns - exchange.ready_ns
-        if exchange.begun_ns != exchange.arrived_ns:
-            stats.queue_ns += exchange.begun_ns - exchange.arrived_ns
 
     def took(self, topic: str, version: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
         """For usual produce requests to a topic: what takes how long each has taken, and how long it was parked."""
@@ -235,12 +240,13 @@ class Meter:
             if taken:
                 self.known_traffic(topic).produces += len(taken)
                 stats = self.stats_of(PRODUCE, version)
-                stats.add_up(taken)
+                stats.total_ns += sum(taken)
                 stats.flush_ns += sum(parked)
+                stats.took(taken)
+                taken.clear()
                 parked.clear()
         for stats in self.requests.values():
-            if stats.taken:
-                stats.add_up(stats.taken)
+            stats.add_up()
         self.flush_messages.add_up()
         self.flush_seconds.add_up()
 

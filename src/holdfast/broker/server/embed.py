@@ -17,7 +17,7 @@ from holdfast.broker.server.log_output import LogOutput, log_with_logging, logge
 from holdfast.broker.server.run import new_event_loop
 from holdfast.broker.server.server import Machine, Server
 from holdfast.config.broker import BrokerConfig
-from holdfast.config.listeners import address_text
+from holdfast.config.listeners import EVERY_ADDRESS, address_text
 from holdfast.errors import StorageError, UsageError
 from holdfast.saying import Say
 
@@ -92,11 +92,12 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where clients connect, as HOST:PORT."""
+        """Where it listens, as HOST:PORT; the advertised address where that is every one of the machine."""
         if self.server is None:
             raise UsageError("the broker is not running; use it inside `with Broker() as broker:`")
-        endpoint = self.server.endpoints[0]
-        return address_text(endpoint.host, endpoint.port)
+        endpoint, own = self.server.endpoints[0], self.server.addresses[0]
+        is_everywhere = own.startswith((f"{EVERY_ADDRESS}:", "[::]:"))
+        return address_text(endpoint.host, endpoint.port) if is_everywhere else own
 
     def create_topic(self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         """Create a topic, with settings by Kafka's names. Raises `UsageError` when it exists."""

@@ -113,7 +113,11 @@ async def _serve(
     supervisor.starting("opening the data; after a crash that takes as long as recovery does")
     started = time.monotonic()
     await server.start()
-    where = ", ".join(address_text(endpoint.host, endpoint.port) for endpoint in server.endpoints)
+    told = [address_text(endpoint.host, endpoint.port) for endpoint in server.endpoints]
+    where = ", ".join(
+        own if own == address else f"{own} (advertised as {address})"
+        for own, address in zip(server.addresses, told, strict=True)
+    )
     say(
         f"ready on {where} in {(time.monotonic() - started) * 1000:.0f} ms: cluster {server.node.identity.cluster_id}, "
         f"{len(server.node.partitions)} partitions, data in {', '.join(config.log_dirs)}"

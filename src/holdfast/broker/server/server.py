@@ -23,7 +23,7 @@ from holdfast.broker.server.staying_awake import StayingAwake
 from holdfast.broker.server.transport import RECEIVE_BYTES, ClientProtocol
 from holdfast.broker.server.worker import ProcessWorker
 from holdfast.config.broker import BrokerConfig
-from holdfast.config.listeners import Listener
+from holdfast.config.listeners import EVERY_ADDRESS, Listener, address_text
 from holdfast.errors import UsageError
 from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id, missing_here
 from holdfast.saying import Say, warn
@@ -107,6 +107,9 @@ class Server:
         self._protocols: set[ClientProtocol] = set()
         self._descriptors = raise_descriptor_limit()
         self.endpoints: list[EndPoint] = []
+        """What clients are told, one address per listener."""
+        self.addresses: list[str] = []
+        """Where it listens, in the same order."""
         self.stay_awake = StayingAwake(self.loop, config.holdfast_busy_poll_us / 1_000_000).answered
         """To be called when a response has left."""
         self._timer: asyncio.TimerHandle | None = None
@@ -144,6 +147,7 @@ class Server:
         bound = bind_all(self.config.listeners, self.say)
         try:
             self.endpoints = advertised(bound)
+            self.addresses = listening(bound)
             self.node.start(self.endpoints, self.now())
             for listener, sock in bound:
                 protocol = partial(ClientProtocol, self, listener.name)
@@ -305,7 +309,7 @@ def connections_allowed(max_connections: int, descriptors: int) -> int:
 
 
 def bind(listener: Listener) -> socket.socket:
-    host = listener.host or "0.0.0.0"
+    host = listener.host or EVERY_ADDRESS
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -343,6 +347,14 @@ def bind_all(listeners: Sequence[Listener], say: Say) -> list[tuple[Listener, so
             sock.close()
         raise
     return bound
+
+
+def listening(bound: Sequence[tuple[Listener, socket.socket]]) -> list[str]:
+    """One address per listener name, that of the first of a pair."""
+    found: dict[str, str] = {}
+    for listener, sock in bound:
+        found.setdefault(listener.name, address_text(listener.host or EVERY_ADDRESS, sock.getsockname()[1]))
+    return list(found.values())
 
 
 def advertised(bound: Sequence[tuple[Listener, socket.socket]]) -> list[EndPoint]:
