@@ -61,7 +61,7 @@ class SparkPipeline(Measure):
             "ours_parquet.records_per_s",
             "plain_parquet.records_per_s",
             against=CONNECTOR,
-            at_least=1.0,
+            at_least=2.0,
         ),
         Row(
             "pipeline to Kafka, exactly once; Spark's Kafka sink, at least once",

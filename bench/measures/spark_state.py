@@ -211,9 +211,9 @@ class SparkWindows(Measure):
     shares_brokers = False
     rows = (
         Row("tumbling count, 100,000 keys, 8 million rows in batches of 500,000", "rows/s", "ours_windows.per_s",
-            "sparks_windows.per_s", against=SPARKS_OWN, at_least=0.8),
+            "sparks_windows.per_s", against=SPARKS_OWN, at_least=1.4),
         Row("deduplication by key, 2 million keys live", "rows/s", "ours_dedupe.per_s", "sparks_dedupe.per_s",
-            against=SPARKS_OWN, at_least=0.8),
+            against=SPARKS_OWN, at_least=1.2),
     )  # fmt: skip
 
     def run(self, bench: Bench) -> MeasureResult:
