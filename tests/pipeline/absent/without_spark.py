@@ -107,7 +107,7 @@ class Router:
         def settle(*, have_run: bool) -> Routed:
             return self._routed(staged, update, versions)
 
-        return SimpleNamespace(is_observed=False, main=None, settle=settle)
+        return SimpleNamespace(is_observed=False, main=None, staged_rows=None, settle=settle)
 
     def _routed(self, staged: Staged, update: StateUpdate, versions: Mapping[str, str]) -> Routed:
         path = lookups._snapshot(self._lookup, versions[self._lookup.name], self._home)
@@ -199,12 +199,12 @@ class PlainRouter:
                 (),
             )
 
-        return SimpleNamespace(is_observed=False, main=None, settle=settle)
+        return SimpleNamespace(is_observed=False, main=None, staged_rows=None, settle=settle)
 
 
 def _placed(staged: Staged) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The rows of a stage, each with its place."""
-    for path in staged.files:
+    for path in staged.files.values():
         for row in pq.read_table(path).to_pylist():
             place = {name: row[f"_{name}"] for name in ("topic", "partition", "offset")}
             yield row, place | {"index": 0}

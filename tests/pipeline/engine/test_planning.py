@@ -350,7 +350,7 @@ class TestPieces:
             Piece(place(1), 0, None),
             Piece(place(2), 4, None),
         )
-        staged = Staged(Intake(), Tally(), Tally(), (), pieces)
+        staged = Staged(Intake(), Tally(), Tally(), {}, pieces)
         assert staged.seen_before_ms({place(0): 45, place(1): 7}) == [45, 50, 50, 7, None]
         assert staged.seen_before_ms({place(0): 60}) == [60, 60, 60, None, None]
         assert staged.greatest_ms == {place(0): 50, place(2): None}

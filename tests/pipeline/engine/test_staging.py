@@ -85,7 +85,7 @@ def test_workers_and_the_driver_stage_the_same(
     schema = staging.file_schema(bench.definition.source)
     rows = [
         sorted(
-            bench.spark.read.schema(schema).parquet(*each.files).collect(),
+            bench.spark.read.schema(schema).parquet(*each.files.values()).collect(),
             key=lambda row: (row._partition, row._offset),
         )
         for each in (staged, inline)
@@ -179,6 +179,7 @@ def test_a_full_disk_says_so_and_loses_nothing(bench: Bench, monkeypatch: pytest
 class TestSummary:
     RANGE = BatchRange({Place("t", UUID(int=1), 0): Span(0, 10)})
     REPORT: dict[str, Any] = {  # noqa: RUF012
+        "first_piece": 0,
         "files": ["f"],
         "decoded": [6, 3],
         "undecoded": [1, 4],
@@ -225,7 +226,9 @@ def test_event_time_is_seen_alike_wherever_a_partition_is_cut(
             assert len(staged.pieces) == tasks
             assert list(staged.greatest_ms.values()) == [midnight_ms + 31_000]
             before = staged.seen_before_ms({})
-            rows = bench.spark.read.schema(schema).parquet(*staged.files).orderBy("_offset").collect()
+            rows = (
+                bench.spark.read.schema(schema).parquet(*staged.files.values()).orderBy("_offset").collect()
+            )
             found = [
                 max((each for each in (row._seen, before[row._piece]) if each is not None), default=None)
                 for row in rows

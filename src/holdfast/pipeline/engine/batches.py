@@ -282,7 +282,7 @@ class Workshop:
                 if start is not None:
                     update = self._begin(plan, start, staged, label, directory)
                 walk = self.router.walk(staged, plan.batch_time_ms, directory, update, plan.lookups)
-            batch = Batch(plan.range, plan.batch_time_ms, label)
+            batch = Batch(plan.range, plan.batch_time_ms, label, staged=walk.staged_rows)
             first = next((name for name in targets if self._takes_main(name)), None)
             if walk.is_observed and first is not None:
                 # One pass less: the first sink's rows are counted by route while it writes them aside.
@@ -294,7 +294,9 @@ class Workshop:
             for name in targets:
                 if name not in prepared:
                     stream = self._stream_for(name, routed)
-                    self._prepare(name, replace(batch, rows=stream.tally.rows), stream.rows, prepared, watch)
+                    theirs = batch.staged if self._takes_main(name) else None
+                    batch = replace(batch, rows=stream.tally.rows, staged=theirs)
+                    self._prepare(name, batch, stream.rows, prepared, watch)
             self._balance_sinks(prepared, routed)
             self.faults("balanced")
             counts = {name: each.rows for name, each in prepared.items()}
@@ -396,7 +398,7 @@ class Workshop:
         from pyspark.errors import PySparkException
 
         # Decoders give texts only; a step may make a string of any bytes, which files would keep and JSON would mend.
-        checked = with_checked_text(rows) if self.deployed.definition.steps else rows
+        checked = with_checked_text(rows) if self.router.makes_values else rows
         self.at_sink = name
         with watch.phase("prepare", name):
             try:

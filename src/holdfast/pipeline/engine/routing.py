@@ -64,6 +64,7 @@ from holdfast.pipeline.engine.operators import (
 from holdfast.pipeline.engine.python_steps import apply_python
 from holdfast.pipeline.engine.staging import REJECTED_BY, Staged, file_schema, stage_schema
 from holdfast.pipeline.ledger import Intake, Routes
+from holdfast.pipeline.sinks.staged import ROW, StagedRows
 from holdfast.pipeline.state.operator import DUPLICATES, StatefulOperator, operator_of
 from holdfast.pipeline.state.operator import LATE as LATE_ROWS
 
@@ -262,6 +263,7 @@ class Router:
     def _follow(self, schema: StructType) -> StructType:
         """Check every step, each with the schema that the one before gives; the last one's, as sinks see it."""
         spark, definition = self._spark, self._definition
+        self.makes_values = not all(isinstance(step, Expect | Filter) for step in definition.steps)
         expanding: list[str] = []
         for step in definition.steps:
             if isinstance(step, Expect | Filter):
@@ -317,14 +319,15 @@ class Router:
             if not self.operators:
                 return MicroBatch(self, staged, rows, self.empty_main, ())
         else:
-            rows = self._spark.read.schema(self._file_schema).parquet(*staged.files)
+            rows = self._spark.read.schema(self._file_schema).parquet(*staged.files.values())
             if staged.intake.records <= ROWS_FOR_ONE_TASK:
                 rows = rows.coalesce(1)  # nothing is shuffled then, and counting costs half
             alive = self._step_input(rows, batch_time_ms, update)
         noted = self._definition.source.topics if staged.intake.records <= ROWS_NOTED_MAX else ()
         operators = tuple(self._operators(alive, scratch, update, lookups or {}, noted))
-        main = narrow(operators[-1].alive if operators else alive)
-        return MicroBatch(self, staged, rows, main, operators, update)
+        end = operators[-1].alive if operators else alive
+        numbered = None if self.makes_values else StagedRows(end.select(ROW), staged.files)
+        return MicroBatch(self, staged, rows, narrow(end), operators, update, numbered)
 
     def _step_input(self, rows: DataFrame, batch_time_ms: int, update: StateUpdate | None) -> DataFrame:
         lineage = WIDE
@@ -339,6 +342,7 @@ class Router:
             "_headers",
             "_tombstone",
             f"timestamp_millis({batch_time_ms}L) AS _batch_time",
+            *([] if self.makes_values else [ROW]),
             *map(quoted, self._input_columns),
         )
 
@@ -405,6 +409,8 @@ class MicroBatch:
     """The rows that go to the sinks."""
     operators: tuple[BatchOperator, ...]
     update: StateUpdate | None = None
+    staged_rows: StagedRows | None = None
+    """Where `main` stands in the stage, if the steps only choose among its rows."""
 
     @property
     def is_observed(self) -> bool:

@@ -9,9 +9,10 @@ What a task counts is the *intake*: every offset of a range is a record, a marke
 fails. Count and digest of the records are taken here, before the first step, apart for those that could be decoded
 and those that could not.
 
-The files' columns: `_topic _partition _offset _timestamp _key _raw _headers _tombstone _error`, then the key's fields
-as `_key_<name>`, then the value's. `_raw` is null for decoded rows when nothing can ask for it any more. A source with
-an event time adds `decoding.EVENT_DDL`, and `Staged` says what of it was seen before each piece of a partition.
+The files' columns: `_topic _partition _offset _timestamp _key _raw _headers _tombstone _error _row`, then the key's
+fields as `_key_<name>`, then the value's. `_row` is the number of the row (`sinks.staged`). `_raw` is null for decoded
+rows when nothing can ask for it any more. A source with an event time adds `decoding.EVENT_DDL`, and `Staged` says what
+of it was seen before each piece of a partition.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from holdfast.pipeline.engine.decoding import EVENT_DDL, RecordDecoder, decoded_
 from holdfast.pipeline.ledger import Intake, Rejected
 from holdfast.pipeline.packing import Task, pack
 from holdfast.pipeline.positions import BatchRange, Place
+from holdfast.pipeline.sinks.staged import ROW, row_numbers
 from holdfast.reader import PartitionRange, RangeReport
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Decoded rows kept in memory before they go to the file."""
 COMMON_DDL: Final = (
     "_topic string, _partition int, _offset bigint, _timestamp timestamp, _key binary, _raw binary, "
-    f"_headers {HEADERS_DDL}, _tombstone boolean, _error string"
+    f"_headers {HEADERS_DDL}, _tombstone boolean, _error string, {ROW} bigint"
 )
 LINEAGE_DDL: Final = (
     f"struct<topic:string,partition:int,offset:bigint,index:int,timestamp:timestamp,key:binary,headers:{HEADERS_DDL},"
@@ -94,7 +96,8 @@ class Staged:
     intake: Intake
     decoded: Tally
     undecoded: Tally
-    files: tuple[str, ...]
+    files: Mapping[int, str]
+    """By number: that of the first piece of the task that wrote it."""
     pieces: tuple[Piece, ...] = ()
     """By their number; of a source with an event time."""
     rejected: Mapping[str, int] = field(default_factory=dict)
@@ -210,7 +213,8 @@ def _summarise(batch: BatchRange, reports: Sequence[Mapping[str, Any]]) -> Stage
             f"records, {total.control} markers, {total.aborted} aborted, {total.missing} missing. Nothing was "
             "committed; please report this"
         )
-    return Staged(total, decoded, undecoded, tuple(path for report in reports for path in report["files"]))
+    files = {report["first_piece"]: path for report in reports for path in report["files"]}
+    return Staged(total, decoded, undecoded, files)
 
 
 # ---------------------------------------------------------------------------- a task
@@ -251,7 +255,7 @@ def stage_ranges(
     """
     reports: list[RangeReport] = []
     pieces = {(each.topic, each.partition): first_piece + at for at, each in enumerate(ranges)}
-    file = _StageFile(spec, pieces)
+    file = _StageFile(spec, pieces, first_piece)
     try:
         for batch in cluster.read(ranges, reports=reports):
             file.add(batch)
@@ -301,8 +305,9 @@ def _names(ranges: Sequence[PartitionRange]) -> str:
 class _StageFile:
     """One task's file: created with its first rows."""
 
-    def __init__(self, spec: StageSpec, pieces: Mapping[tuple[str, int], int]) -> None:
+    def __init__(self, spec: StageSpec, pieces: Mapping[tuple[str, int], int], number: int = 0) -> None:
         self._spec = spec
+        self._number = number
         self._pieces = pieces
         self._decoder = RecordDecoder(spec.source)
         self.greatest_ms = self._decoder.greatest_ms
@@ -371,6 +376,7 @@ class _StageFile:
             batch.column("headers"),
             values.is_null(),
             errors,
+            row_numbers(self._number, self.rows, batch.num_rows),
         ]
         return pa.RecordBatch.from_arrays([*common, *columns], names=[*_COMMON_NAMES, *self._decoder.names])
 

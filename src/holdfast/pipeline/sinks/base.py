@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.pipeline.row_digest import DigestKey
     from holdfast.pipeline.sealing import Written
+    from holdfast.pipeline.sinks.staged import StagedRows
 
 
 class SinkError(HoldfastError):
@@ -97,6 +98,8 @@ class Batch:
     """Unique to this attempt at this batch."""
     rows: int | None = None
     """How many rows the frame has, where they were counted before: nothing needs to be run for none."""
+    staged: StagedRows | None = None
+    """The same rows as the frame's, where they stand in the stage as they are: a sink may take them from there."""
 
     @property
     def is_empty(self) -> bool:

@@ -255,7 +255,7 @@ class DeltaSinkWriter(Sink):
             return PreparedDelta(self, None, [])
         schema = fitting_schema(self.name, held, stored, self._definition.schema)
         files = replace(self.file_set(), key=self.key)
-        prepared = PreparedDelta(self, schema, write_files(projected(rows, schema), files))
+        prepared = PreparedDelta(self, schema, write_files(projected(rows, schema), files, batch.staged))
         try:
             reject_unreadable(self.name, rows, self._definition.partition_by, prepared.files, sys.maxsize)
         except BaseException:

@@ -383,7 +383,7 @@ class ParquetSinkWriter(Sink):
         definition = self.definition
         files = FileSet(scratch, by, definition.file_bytes, definition.compression.lower(), disk, self.key)
         try:
-            written = write_files(rows, files)
+            written = write_files(rows, files, batch.staged)
             reject_unreadable(self.name, rows, by, written, NAME_BYTES_MAX)
             with explained(self.name, self.store.path):
                 for file in written:

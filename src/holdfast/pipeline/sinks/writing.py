@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.core.frames import map_in_arrow
-from holdfast.pipeline.core.sql import LINEAGE
+from holdfast.pipeline.core.sql import LINEAGE, arrow_schema
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.row_digest import MASK as CONTENT_MASK
@@ -37,10 +37,14 @@ from holdfast.pipeline.sinks.base import RowsRejected, SinkError
 from holdfast.pipeline.sinks.columns import column_named, rejected_where
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
+from holdfast.pipeline.sinks.staged import read_staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+    from holdfast.pipeline.core.frames import ArrowFunction
+    from holdfast.pipeline.sinks.staged import StagedRows
 
 ROW_GROUP_ROWS = 256 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -128,9 +132,11 @@ def reject_unreadable(
         raise RowsRejected(found)
 
 
-def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
-    """Write these rows; returns what counts. Columns of `partition_by` go into the report and not into the files."""
+def write_files(rows: DataFrame, files: FileSet, staged: StagedRows | None = None) -> list[WrittenFile]:
+    """Write these rows; returns what counts. Columns of `partition_by` go into the report and not into the files.
 
+    With `staged`, the tasks take them from there; not with `partition_by`, since Spark sorts the rows then.
+    """
     values = [
         column_named(name).cast("string").alias(f"{VALUE}{at}") for at, name in enumerate(files.partition_by)
     ]
@@ -143,7 +149,10 @@ def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return write_task(batches, files)
 
-    found = map_in_arrow(rows, task, REPORT).collect()
+    if staged is not None and not values:
+        found = staged.numbers.mapInArrow(_taking(rows, files, staged.files), REPORT).collect()
+    else:
+        found = map_in_arrow(rows, task, REPORT).collect()
     written = [
         WrittenFile(
             row["path"],
@@ -158,6 +167,15 @@ def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
     for file in written:
         require_there(files, file)
     return written
+
+
+def _taking(rows: DataFrame, files: FileSet, staged: Mapping[int, str]) -> ArrowFunction:
+    schema = arrow_schema(rows.schema)
+
+    def task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return write_task(read_staged(numbers, staged, schema), files)
+
+    return task
 
 
 def require_there(files: FileSet, file: WrittenFile) -> None:
