@@ -29,6 +29,7 @@ from holdfast.audit.proven import (
     read_state,
     write_state,
 )
+from holdfast.audit.stateful.carried import Memory
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import Dedupe, Filter, PipelineDefinition, PostgresSink, Source
 from holdfast.pipeline.positions import Place
@@ -59,7 +60,7 @@ class FakeAuditor:
     memory: str = ""
     next_reports: list[Report | HoldfastError] = field(default_factory=list)
 
-    def audit(self, since: Mapping[Place, int] | None, topics: Topics) -> Report:
+    def audit(self, since: Mapping[Place, int] | None, topics: Topics, memory: Memory | None) -> Report:
         self.asked.append(since)
         self.topics.append(topics)
         self.end += 10
@@ -336,9 +337,9 @@ def test_an_audit_that_takes_longer_than_its_time_is_followed_at_once() -> None:
     watch, _, _ = watched(auditor, turns)
     slow = auditor.audit
 
-    def audit(since: Mapping[Place, int] | None, topics: Topics) -> Report:
+    def audit(since: Mapping[Place, int] | None, topics: Topics, memory: Memory | None) -> Report:
         turns.now_s += 400
-        return slow(since, topics)
+        return slow(since, topics, memory)
 
     auditor.audit = audit  # type: ignore[method-assign]
     watch.run()

@@ -103,7 +103,10 @@ def test_what_is_lost_among_the_new_is_found(growing: Growing) -> None:
 
 
 def delete_a_row(growing: Growing) -> None:
-    path = growing.files[0]
+    delete_a_row_of(growing.files[0])
+
+
+def delete_a_row_of(path: str) -> None:
     table = pq.read_table(path)
     pq.write_table(table.slice(1), path)
 
@@ -216,7 +219,7 @@ def test_a_sink_that_is_ahead_is_not_accused(growing: Growing) -> None:
     assert [each.verdict for each in reports] == [Verdict.PROVEN] * 4
 
 
-def test_merging_is_no_damage_and_costs_one_full_audit(growing: Growing) -> None:
+def test_merging_is_no_damage_and_costs_one_full_audit_where_all_was_merged(growing: Growing) -> None:
     growing.grow()
     growing.grow()
     audits = audits_of(growing)
@@ -228,6 +231,34 @@ def test_merging_is_no_damage_and_costs_one_full_audit(growing: Growing) -> None
     assert report.verdict is Verdict.PROVEN
     growing.grow()
     assert looked_at(audits.run()) == (40, 60)
+
+
+def test_an_audit_goes_back_to_before_the_batches_that_were_merged(growing: Growing, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    for _ in range(4):
+        growing.grow()
+        audits_of(growing, state).run()
+    growing.grow()
+    growing.parquet.merge(3, 5)
+    report = audits_of(growing, state).run()
+    assert report.verdict is Verdict.PROVEN, report.reasons
+    assert looked_at(report) == (20, 100)  # of the checkpoints at 20, 40 and 60 the oldest is kept
+    assert any("more than what is new" in note and "'parquet'" in note for note in report.notes)
+    assert looked_at(audits_of(growing, state).run()) == (100, 100)
+    growing.parquet.merge(0, 2)
+    assert looked_at(audits_of(growing, state).run()) == (0, 100)
+
+
+def test_a_batch_that_was_changed_and_then_merged_is_found(growing: Growing) -> None:
+    audits = audits_of(growing)
+    for _ in range(3):
+        growing.grow()
+        audits.run()
+    delete_a_row_of(growing.files[-1])
+    growing.parquet.merge(2, 3)
+    report = audits.run()
+    assert looked_at(report) == (20, 60)
+    assert report.verdict is Verdict.FAILED
 
 
 def test_a_topic_that_is_gone_is_a_change(growing: Growing) -> None:

@@ -28,6 +28,7 @@ from holdfast.audit.compare import Holding, finding
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import AuditError, Examined, Fate, Finding, Unproven
 from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, SourceWalk
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.digest import MASK, digest_of_offsets, hashes_of_offsets
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
@@ -508,3 +509,15 @@ def _counted(
             )
         )
     return Examined(tuple(found))
+
+
+def has_batch(newest: Entry, entry: Entry) -> bool:
+    """Whether a sink with this newest entry has the batch of that entry."""
+    ends = {place: at.offset for place, at in newest.positions.at.items()}
+    return all(span.end <= ends.get(place, 0) for place, span in entry.range.spans.items())
+
+
+def rows_for(sink: str, entries: Sequence[Entry]) -> int:
+    """That these batches had for the sink, as they count them."""
+    routes = [entry.routes for entry in entries]
+    return sum(sum(each.dead_letter.values()) if sink == DEAD_LETTER_NAME else each.main for each in routes)

@@ -291,17 +291,19 @@ def hides_rows(sink: SinkDefinition) -> bool:
     return isinstance(sink, KafkaSink) and sink.value is not None
 
 
-def check_turns(reader: SinkReader, entries: Sequence[Entry]) -> Examined:
-    """The rows of a step's own making are as many in every turn as the ledger says, each once."""
+def check_turns(reader: SinkReader, entries: Sequence[Entry], before: int | None = None) -> Examined:
+    """The rows of a step's own making are as many in every turn as the ledger says, each once; `before` is the newest
+    turn that an earlier audit has proven."""
     step = reader.takes
+    since = -1 if before is None else before
     numbers: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     strangers = 0
     erased = (batch for each in reader.erased for batch in each.places)
-    for batch in chain(reader.rows(SinkScope({})), erased):
+    for batch in chain(reader.rows(SinkScope({}, before)), erased):
         if batch.topic != step:
             strangers += len(batch)
             continue
-        numbers.append((batch.offsets << 32) | batch.indexes.astype(np.int64))
+        numbers.append(((batch.offsets << 32) | batch.indexes.astype(np.int64))[batch.offsets > since])
     found: list[Finding] = []
     if strangers:
         detail = f"rows that step {step!r} did not make"
@@ -313,17 +315,20 @@ def check_turns(reader: SinkReader, entries: Sequence[Entry]) -> Examined:
         found.append(
             Finding(Fate.DUPLICATED, reader.name, count=len(repeated), detail=f"rows of turn {turns} twice")
         )
-    found.extend(_by_turn(reader, entries, rows >> 32))
+    found.extend(_by_turn(reader, entries, rows >> 32, since))
     why = f"step {step!r} made it, which is not made again here"
     return Examined(tuple(found), coverage=(ColumnCoverage(reader.name, ANY, why=why),))
 
 
 def _by_turn(
-    reader: SinkReader, entries: Sequence[Entry], turns: np.ndarray[tuple[int], np.dtype[np.int64]]
+    reader: SinkReader,
+    entries: Sequence[Entry],
+    turns: np.ndarray[tuple[int], np.dtype[np.int64]],
+    since: int,
 ) -> list[Finding]:
     said: dict[int, int] = {}
     for entry in entries:
-        if entry.range and entry.state is not None:
+        if entry.range and entry.state is not None and entry.state > since:
             said[entry.state] = said.get(entry.state, 0) + entry.rows
     is_complete = bool(entries) and entries[0].number == 0
     newest = max(said, default=-1)

@@ -30,6 +30,7 @@ from holdfast.audit import coverage, ledgers, reporting, unaltered, versions
 from holdfast.audit.compare import Holding
 from holdfast.audit.content import ContentCheck
 from holdfast.audit.decoding import Computing, Observer, PlainSample, SourceDecoder
+from holdfast.audit.handing_on import HandingOn
 from holdfast.audit.left import (
     PARSE,
     REJECTED_BY,
@@ -73,6 +74,7 @@ from holdfast.reader.cluster import Cluster
 
 if TYPE_CHECKING:
     from holdfast.audit.stateful import StatefulCheck, StatefulResult
+    from holdfast.audit.stateful.carried import Memory
 
 TRIES: Final = 3
 """A pipeline merges for a twentieth of its time at most, so that a second time is enough for all but a large table."""
@@ -106,6 +108,8 @@ class AuditOptions:
     """Directories of spools: their files tell what was refused, and what is still to be sent."""
     accepted: tuple[str, ...] = ()
     """Columns, as `SINK.COLUMN`, that may be trusted."""
+    memory: Memory | None = None
+    """With `since`, what the earlier audit has handed on; and what this one does. Nothing: nobody goes on from it."""
     tell: Tell | None = None
     """Is told what is being done; an empty text at the end."""
 
@@ -230,6 +234,7 @@ class PipelineAudit:
     entries: dict[str, Sequence[Entry]] = field(init=False, default_factory=dict)
     rows: SinkRows = field(init=False)
     keeper: unaltered.Keeper = field(init=False)
+    handing: HandingOn = field(init=False)
 
     def run(self) -> Report:
         tell = self.options.tell or (lambda what: None)
@@ -331,7 +336,8 @@ class PipelineAudit:
             since=self.options.since,
             starts_at_log_start=self.definition.source.starting == "earliest",
         )
-        self.rows = SinkRows(self.scope.spans, expands(self.definition))
+        self.handing = HandingOn(self.options.memory, self.scope, self.options.since or {})
+        self.rows = SinkRows(self.scope.spans, expands(self.definition), turns=self.handing.turns)
         self.keeper = unaltered.keeper_of(self.definition)
         for reader in self._opened().values():
             if reader.kind in ERASABLE:
@@ -390,11 +396,11 @@ class PipelineAudit:
                 continue
             gone = unaltered.gone(name, self.witnesses.get(name, ()))
             if gone:
-                rows = _rows_of(name, ledgers.cover(self.entries, self.scope.spans))
+                rows = ledgers.rows_for(name, ledgers.cover(self.entries, self.scope.spans))
                 found += [replace(each, count=rows) for each in gone]
             elif ran_as_it_stands:
                 detail = "it has no ledger, and the pipeline has run with it: it was emptied or is elsewhere"
-                rows = _rows_of(name, ledgers.cover(self.entries, self.scope.spans))
+                rows = ledgers.rows_for(name, ledgers.cover(self.entries, self.scope.spans))
                 found.append(Finding(Fate.LOST if rows else Fate.ALTERED, name, count=rows, detail=detail))
             else:
                 unproven.append(
@@ -409,7 +415,9 @@ class PipelineAudit:
         for name, (generation, number) in self.reached.items():
             last = self.entries[name][-1] if self.entries.get(name) else None
             if last is not None and (last.generation, last.number) < (generation, number):
-                rows = _rows_of(name, [entry for entry in fullest if not _has(last, entry)])
+                rows = ledgers.rows_for(
+                    name, [entry for entry in fullest if not ledgers.has_batch(last, entry)]
+                )
                 detail = (
                     f"its ledger has {last.number + 1} entries, and had {number + 1}: it is an older copy"
                 )
@@ -424,7 +432,7 @@ class PipelineAudit:
             step: {mark for mark, each in self.earlier.items() if each["state"].get(step) != own}
             for step, own in state.items()
         }
-        check = StatefulCheck(self.definition, decoder, others)
+        check = StatefulCheck(self.definition, decoder, others, self.handing.before)
         observer = check.begin(self.scope.spans)
         return (None, None) if observer is None else (check, observer)
 
@@ -527,10 +535,12 @@ class PipelineAudit:
         lacking = {each.sink for each in coverage.settled(columns, rows, claims) if each.trusted}
         for name, reader in self._opened().items():
             heads = self.witnesses.get(name, ())
+            table = self.handing.table(reader)
+            since, turn = self.options.since, self.rows.turns.get(name)
             digests = unaltered.check(
-                reader, self.keeper, heads, with_rows=name in lacking, since=self.options.since
+                reader, self.keeper, heads, with_rows=name in lacking, since=since, turn=turn, table=table
             )
-            self.examined += Examined(digests.findings)
+            self.examined += Examined((*digests.findings, *self.handing.compared(reader, table, digests)))
             unsure = digests.rows - digests.unaltered
             for column in columns[name] if name in lacking else ():
                 count = max(0, rows[name] - unsure) if column in digests.columns else 0
@@ -547,6 +557,7 @@ class PipelineAudit:
         walked = judge.walked
         fates = judge.fates(result)
         covered = self._coverage(judge)
+        self.handing.finish(self._opened(), None if result is None else result.carried)
         erased = tuple(
             each for reader in self._opened().values() for each in unaltered.erased_findings(reader)
         )
@@ -581,20 +592,6 @@ class PipelineAudit:
             accepted=self.options.accepted,
             erased=erased,
         )
-
-
-def _has(newest: Entry, entry: Entry) -> bool:
-    """Whether a sink with this newest entry has the batch of that entry."""
-    ends = {place: at.offset for place, at in newest.positions.at.items()}
-    return all(span.end <= ends.get(place, 0) for place, span in entry.range.spans.items())
-
-
-def _rows_of(sink: str, entries: Sequence[Entry]) -> int:
-    """That these batches had for the sink, as they count them."""
-    routes = [entry.routes for entry in entries]
-    return sum(
-        sum(each.dead_letter.values()) if sink == naming.DEAD_LETTER_NAME else each.main for each in routes
-    )
 
 
 __all__ = ["AuditOptions", "PipelineAudit", "audit_pipeline", "open_readers"]

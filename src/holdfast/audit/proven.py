@@ -2,7 +2,11 @@
 
 Only an audit that proved everything in its scope moves it. It stands for one definition: another fingerprint begins
 anew. Positions name a topic by its id, so those of a topic that was created again say nothing of the new one. The file
-is the auditor's own; losing it costs one full audit.
+is the auditor's own; losing it costs one full audit. Beside it lies what audits hand on to the next ones
+(`stateful.carried`), each in a file that is named by its digest: one that is missing or another costs a full audit too.
+
+Some earlier checkpoints are kept as well, the fewer the older they are. Where batches of files were merged or changed,
+the next audit goes back to the newest checkpoint before them.
 
 What the old part of a sink looks like from outside, cheaply: enough to notice that it is no longer what was proven.
 
@@ -26,10 +30,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from holdfast.atomic import write_atomically
@@ -52,6 +59,8 @@ from holdfast.real import RealFileSystem
 
 MERGED: Final = "it keeps one row for each key: rows that were proven may be replaced by newer ones"
 DELTA_LOG: Final = "_delta_log"
+BATCH: Final = re.compile(r"batch=(\d{20})")
+CARRIED: Final = re.compile(r"([0-9a-f]{64})\.carried")
 GROWS: Final = ">="
 """A mark that begins so may only grow."""
 END_OF: Final = "end of "
@@ -298,6 +307,22 @@ Topics = Mapping[str, TopicStart]
 
 
 @dataclass(frozen=True)
+class Checkpoint(Document):
+    """From where an audit may go on."""
+
+    positions: Mapping[Place, int] = field(default_factory=dict)
+    topics: Topics = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """By sink, the newest entry of its ledger below the positions."""
+    carried: str = ""
+    """The digest of what the audit has handed on; nothing: it has handed on nothing."""
+    lacks: str = ""
+    """Why none can go on from here all the same."""
+    records: int = 0
+    fates: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Proven(Document):
     """Up to where everything is accounted for."""
 
@@ -313,6 +338,10 @@ class Proven(Document):
     at_ms: int = 0
     full_at_ms: int = 0
     runs_since_full: int = 0
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """Ascending; the last is where the positions are."""
+    secret: str = ""
+    """The auditor's own, for digests of rows that are looked at again."""
     certificate: str = ""
     """The hash of the newest certificate: whoever keeps the state keeps the end of the chain."""
 
@@ -330,19 +359,89 @@ def advanced(before: Proven | None, report: Report, marks: Marks, certificate: s
         str(fate): report.total(fate) for fate in Fate if fate is not Fate.PENDING and report.total(fate)
     }
     before = before or Proven(report.subject, full_at_ms=report.started_ms, runs_since_full=-1)
-    return Proven(
-        report.subject,
-        report.fingerprint,
-        {**before.positions, **positions},
-        marks,
-        {},
-        before.records + records,
-        dict(Counter(before.fates) + Counter(fates)),
-        report.started_ms,
-        before.full_at_ms,
-        before.runs_since_full + 1,
-        certificate or before.certificate,
+    return replace(
+        before,
+        fingerprint=report.fingerprint,
+        positions={**before.positions, **positions},
+        marks=marks,
+        topics={},
+        records=before.records + records,
+        fates=dict(Counter(before.fates) + Counter(fates)),
+        at_ms=report.started_ms,
+        runs_since_full=before.runs_since_full + 1,
+        certificate=certificate or before.certificate,
     )
+
+
+SPREAD: Final = 4
+"""Of checkpoints that are between so many times and its square as far back as the next, one is kept: the oldest."""
+CHECKPOINTS_MAX: Final = 8
+
+
+def spread(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Those to keep: the newest, and of those before it the fewer the older they are."""
+    *earlier, newest = checkpoints
+    oldest: dict[int, Checkpoint] = {}
+    for each in reversed(earlier):
+        oldest[int(math.log(max(newest.records - each.records, 1), SPREAD))] = each
+    return (*sorted(oldest.values(), key=lambda each: each.records)[1 - CHECKPOINTS_MAX :], newest)
+
+
+def first_changed(before: Mapping[str, str], now: Mapping[str, str]) -> int:
+    """Of a sink of batches in directories: the lowest entry whose batch is not as it was. -1: it is none such."""
+    changed = set(changes(before, now))
+    numbers = {name: int(found[1]) for name in before if (found := BATCH.fullmatch(name))}
+    if len(numbers) < len(before):
+        return -1
+    first = 0
+    for name in sorted(numbers, key=lambda name: numbers[name]):
+        if name in changed:
+            return first
+        first = numbers[name] + 1
+    return -1
+
+
+class Handed:
+    """What audits have handed on, by digest: in files beside the state, or in memory."""
+
+    def __init__(self, state_path: str | None) -> None:
+        self._path = None if state_path is None else os.path.abspath(state_path)
+        self._held: dict[str, bytes] = {}
+
+    def put(self, data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        if self._path is None:
+            self._held[digest] = data
+        else:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            write_atomically(RealFileSystem(), self._file(digest), data)
+        return digest
+
+    def get(self, digest: str) -> bytes | None:
+        """Nothing: it is not there any more, or it is not what was written."""
+        if self._path is None:
+            return self._held.get(digest)
+        try:
+            with open(self._file(digest), "rb") as file:
+                data = file.read()
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == digest else None
+
+    def keep(self, digests: Collection[str]) -> None:
+        """Forget all others."""
+        self._held = {name: data for name, data in self._held.items() if name in digests}
+        if self._path is None:
+            return
+        directory, name = os.path.split(self._path)
+        for each in os.listdir(directory):
+            found = CARRIED.fullmatch(each.removeprefix(f"{name}.")) if each.startswith(f"{name}.") else None
+            if found and found[1] not in digests:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, each))
+
+    def _file(self, digest: str) -> str:
+        return f"{self._path}.{digest}.carried"
 
 
 def read_state(path: str) -> Proven | None:

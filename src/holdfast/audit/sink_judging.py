@@ -14,7 +14,7 @@ the definition of today has made are judged; another one may have decoded otherw
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from holdfast.audit.ledgers import (
     missing_from_routes,
 )
 from holdfast.audit.left import Left, check_side, check_turns, hides_rows, side_stream
+from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, gap
 from holdfast.audit.scope import PipelineScope
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
@@ -100,14 +101,17 @@ class SinkRows:
     numbers_rows: bool
     """A step makes several rows of a record."""
     holdings: dict[str, Holding] = field(default_factory=dict)
+    turns: Mapping[str, int] = field(default_factory=dict)
+    """By sink, the newest turn that an earlier audit has proven: rows that steps made are read behind it."""
 
     def of(self, reader: SinkReader | DeadLetterReader) -> Holding:
         if reader.name not in self.holdings:
             numbers = self.numbers_rows and reader.kind != "dead_letter"
             holding = Holding(reader.name, self.spans, numbers_rows=numbers)
-            holding.add(reader.rows(SinkScope(self.spans)))
+            turn = self.turns.get(reader.name)
+            holding.add(_behind(reader.rows(SinkScope(self.spans, turn)), reader.takes, turn))
             for each in reader.erased:
-                holding.add_erased(each.places)
+                holding.add_erased(_behind(each.places, reader.takes, turn))
             self.holdings[reader.name] = holding
         return self.holdings[reader.name]
 
@@ -122,6 +126,16 @@ class SinkRows:
             each for (topic, _), parts in holding.unknown.items() if topic == reader.takes for each in parts
         ]
         return counted or max(0, sum(map(len, made)) - holding.rows_erased)
+
+
+def _behind(batches: Iterable[LineageBatch], step: str, turn: int | None) -> Iterator[LineageBatch]:
+    """Without the rows that a step made up to this turn."""
+    for batch in batches:
+        if turn is None or not step or batch.topic != step:
+            yield batch
+        else:
+            chosen = batch.offsets > turn
+            yield replace(batch, offsets=batch.offsets[chosen], indexes=batch.indexes[chosen])
 
 
 def is_upsert(definition: PipelineDefinition, name: str) -> bool:
@@ -276,7 +290,7 @@ class SinkJudge:
                 found = check_side(holding, expected, self.parts, starts)
                 examined += Examined((*found, *self._strays(reader)))
             elif self._is_counted(steps.get(reader.takes), name) and not is_upsert(self.definition, name):
-                examined += check_turns(reader, self.entries[name])
+                examined += check_turns(reader, self.entries[name], self.rows.turns.get(name))
         return examined
 
     def _is_counted(self, step: Step | None, name: str) -> bool:

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,11 @@ from holdfast.pipeline.definition.places import places_of
 from holdfast.pipeline.erased_places import RowsByEntry, unpack
 from holdfast.pipeline.ledger import BEFORE_LEDGER, Entry, Reached
 from holdfast.pipeline.positions import Place
-from holdfast.pipeline.row_digest import MASK, DigestKey, RowHasher, totals
+from holdfast.pipeline.row_digest import MASK, DigestKey, Digests, RowHasher, totals
 from holdfast.pipeline.sealing import KEY_FILE, DigestKeyLost, Head, broken_links, heads_in, read_key
+
+if TYPE_CHECKING:
+    from holdfast.audit.stateful.carried import TableRows
 
 BEFORE: Final = "they were written before their digests were taken"
 RESET: Final = "they are from before a reset"
@@ -68,6 +71,8 @@ class Unaltered:
     why: str = ""
     """Of those that no digest is about."""
     findings: tuple[Finding, ...] = ()
+    table: Digests | None = None
+    """Of a table without marks: its rows, for the next audit."""
 
 
 class Witness(NamedTuple):
@@ -224,13 +229,15 @@ def check(
     *,
     with_rows: bool = True,
     since: Mapping[Place, int] | None = None,
+    turn: int | None = None,
+    table: TableRows | None = None,
 ) -> Unaltered:
-    """Hold the rows and the ledger of a sink against their digests, or the ledger alone.
+    """Hold the rows and the ledger of a sink against their digests, or the ledger alone. `table` is shown all rows.
 
     `since` says up to where an earlier audit has proven everything: batches up to there are not read again. The table
     of an upsert is always looked at whole: of one without rows nothing else tells that it had some.
     """
-    with_rows = with_rows or bool(reader.keeps_digests) or bool(reader.erased)
+    with_rows = with_rows or bool(reader.keeps_digests) or bool(reader.erased) or table is not None
     entries = list(reader.entries())
     newest = entries[-1] if entries else None
     if newest is None:
@@ -259,12 +266,15 @@ def check(
         why = f"they were digested with the key {content.key}, and the key here is {keeper.key.id}"
         return Unaltered(reader.name, why=why, findings=tuple(found))
     types = dict(content.columns)
-    known = -1 if since is None or reader.keeps_digests else _proven_entry(entries, since)
+    is_table = reader.keeps_digests or table is not None
+    known = -1 if since is None or is_table else proven_entry(entries, since)
     counting = _Kept(reader, newest) if reader.keeps_digests else _Summed(reader, entries, known)
     hasher = RowHasher(keeper.key)
-    scope = None if known < 0 else SinkScope(_spans_behind(entries[known]))
+    scope = None if known < 0 else SinkScope(_spans_behind(entries[known]), turn)
     for batch in reader.contents(types, scope):
         counting.take(batch, hasher)
+        if table is not None:
+            table.take(batch)
     counting.judge()
     # Of a topic of dead letters: its headers, which are among those of the record.
     more = ("failure",) if isinstance(reader, DeadLetters) else ()
@@ -276,10 +286,11 @@ def check(
         counting.trusted,
         counting.why,
         (*found, *counting.findings),
+        None if table is None else table.finish(),
     )
 
 
-def _proven_entry(entries: Sequence[Entry], since: Mapping[Place, int]) -> int:
+def proven_entry(entries: Sequence[Entry], since: Mapping[Place, int]) -> int:
     """The last of these entries that lies wholly in what was proven; -1: none that is kept does."""
     below = [
         at

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.audit.model import Report
     from holdfast.audit.pipeline_audit import AuditOptions
     from holdfast.audit.proven import Seen, Topics
+    from holdfast.audit.stateful.carried import Memory
     from holdfast.pipeline.definition.loading import Loaded
     from holdfast.pipeline.positions import Place
 
@@ -142,10 +143,11 @@ class PipelineAuditor:
         self.subject = self.loaded.definition.name
         self.fingerprint = fingerprint(self.loaded.definition)
 
-    def audit(self, since: Mapping[Place, int] | None, topics: Topics) -> Report:
+    def audit(self, since: Mapping[Place, int] | None, topics: Topics, memory: Memory | None) -> Report:
         from holdfast.pipeline.definition.secrets import expand_definition
 
-        options = replace(self.options, since=since, topic_starts=topics)
+        is_whole = self.by_spark or self.options.start is not None
+        options = replace(self.options, since=since, topic_starts=topics, memory=None if is_whole else memory)
         with located(self.loaded):
             report = self.audit_once(self.loaded.definition, bootstrap=self.bootstrap, options=options)
             return redacted(report, expand_definition(self.loaded.definition)[1].redact)
@@ -179,7 +181,7 @@ class WholeAuditor:
     subject: str = ""
     fingerprint: str = ""
 
-    def audit(self, since: Mapping[Place, int] | None, topics: Topics) -> Report:
+    def audit(self, since: Mapping[Place, int] | None, topics: Topics, memory: Memory | None) -> Report:
         return self.audit_once()
 
     def marks(self, proven: Mapping[Place, int]) -> Mapping[str, Seen]:
@@ -206,7 +208,7 @@ def give_out(auditor: Auditor, wishes: Wishes, further: Further = FURTHER) -> No
     """Audit as wished, show what was found, and end with the exit code of the verdict."""
     _check(wishes, further)
     if wishes.every is None and further.state is None:
-        report = auditor.audit(None, {})
+        report = auditor.audit(None, {}, None)
         wishes.keep(report)
     else:
         from holdfast.audit.continuous import FULL_EVERY_DEFAULT, Incremental

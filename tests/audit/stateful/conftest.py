@@ -24,6 +24,7 @@ from holdfast.audit.sinks.base import (
     WindowBatch,
 )
 from holdfast.audit.stateful import StatefulCheck, StatefulResult
+from holdfast.audit.stateful.carried import Carried
 from holdfast.pipeline.definition.model import (
     Decoding,
     Dedupe,
@@ -138,7 +139,7 @@ class Reader:
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         return iter(())
 
-    def windows(self) -> Iterator[WindowBatch]:
+    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
         if self.held:
             times = pa.timestamp("us", tz="UTC")
             signed = [row.digest - 2**64 if row.digest >= 2**63 else row.digest for row in self.held]
@@ -213,16 +214,21 @@ class World:
         *,
         cut: bool = False,
         others: Mapping[str, Collection[str]] | None = None,
+        turns: tuple[int, int | None] = (0, None),
+        before: Carried | None = None,
     ) -> StatefulResult:
-        check = StatefulCheck(self.definition, SourceDecoder(self.definition.source), others)
+        """Of the batches between these two; `before` is what an audit of those before them has handed on."""
+        check = StatefulCheck(self.definition, SourceDecoder(self.definition.source), others, before)
         decoder = SourceDecoder(self.definition.source)
         logs = self.logs
-        spans = {place(number): (1 if cut else 0, len(log)) for number, log in enumerate(logs)}
+        starts, ends = self.ends_of(turns[0]), self.ends_of(turns[1])
+        spans = {at: (1 if cut else starts[at], ends[at]) for at in map(place, range(self.partitions))}
         observer = check.begin(spans)
         assert observer is not None
         for number, log in enumerate(logs):
-            for begin in range(1 if cut else 0, len(log), 3):  # batches of three records
-                batch = _batch(number, begin, log[begin : begin + 3])
+            first, last = spans[place(number)]
+            for begin in range(first, last, 3):  # batches of three records
+                batch = _batch(number, begin, log[begin : min(begin + 3, last)])
                 observer.take(place(number), batch, decoder.once("orders", batch))
         for route, found in (("late", played.dedupe_late), ("duplicate", played.duplicates)):
             for partition, offset in found:
@@ -237,6 +243,13 @@ class World:
         found: list[list[Sent]] = [[] for _ in range(self.partitions)]
         for record in self.records:
             found[record.partition].append(record)
+        return found
+
+    def ends_of(self, turns: int | None) -> dict[Place, int]:
+        """Where so many batches end."""
+        found = dict.fromkeys(map(place, range(self.partitions)), 0)
+        for spans in self.spans()[:turns]:
+            found |= {at: end for at, (_, end) in spans.items()}
         return found
 
     def spans(self) -> list[dict[Place, tuple[int, int]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import assume, given
@@ -14,6 +15,8 @@ from tests.support.tiers import examples
 
 from holdfast.audit.model import Fate
 from holdfast.audit.sinks.base import WindowBatch
+from holdfast.audit.stateful import StatefulResult
+from holdfast.audit.stateful.carried import Carried
 from holdfast.audit.stateful.windows import held_rows, milliseconds, rows_in_order
 from holdfast.pipeline.definition.model import (
     Dedupe,
@@ -106,6 +109,76 @@ def test_windows_of_a_pipeline_that_kept_the_rules_are_never_accused(
     assert [each.what() for each in found.findings] == []
     assert [each for each in found.unproven if each.is_gap] == []
     assert found.windows[0].recomputed == found.windows[0].expected
+
+
+def handed_on(carried: Carried, turn: int, rows: int | None = None) -> Carried:
+    """As an audit of all sinks hands it on, and as the next reads it; `rows` are those of a table without marks."""
+    tables = {} if rows is None else {"windows": np.zeros((rows, 2), np.uint64)}
+    assert carried.lacks == ""
+    return Carried.from_bytes(replace(carried, turns={"windows": turn}, tables=tables).as_bytes())
+
+
+@EXAMPLES
+@given(
+    history=histories(),
+    step=windows(),
+    once=st.booleans(),
+    idle=st.sampled_from((None, "2ms")),
+    is_table=st.booleans(),
+    data=st.data(),
+)
+def test_an_audit_goes_on_from_what_another_has_handed_on(
+    world: type[World],
+    sent: type[Sent],
+    reader: type[Reader],
+    history: Histories,
+    step: Window,
+    once: bool,
+    idle: str | None,
+    is_table: bool,
+    data: st.DataObject,
+) -> None:
+    """Windows, duplicates and late rows of the batches behind a cut: never accused, and a wrong row is found."""
+    play = made(world, sent, history, *([ONCE] if once else []), step)
+    play.event = EventTime("at", "2s", idle)
+    if is_table:
+        key = (*step.key, "window_start")
+        play.sinks = (PostgresSink("postgresql://db", "t", "windows", "upsert", key, rows="totals"),)
+    played = play.play()
+    cut = data.draw(st.integers(0, len(play.spans())))
+
+    def standing(rows: list[Any], turn: int) -> list[Any]:
+        rows = [row for row in rows if row.turn <= turn]
+        return list({(row.customer, row.start): row for row in rows}.values()) if is_table else rows
+
+    def audit(
+        rows: list[Any], turns: tuple[int, int | None], before: Carried | None = None
+    ) -> StatefulResult:
+        entries = played.entries[: None if turns[1] is None else turns[1] + 1]
+        return play.audit(played, [reader("windows", rows, entries)], turns=turns, before=before)
+
+    first = audit(standing(played.rows, cut), (0, cut))
+    assert first.examined.findings == ()
+    known = handed_on(first.carried, cut, len(standing(played.rows, cut)) if is_table else None)
+    rows = standing(played.rows, len(played.entries))
+    found = audit(rows, (cut, None), known)
+    assert [each.what() for each in found.examined.findings] == []
+    assert not any(each.is_gap for each in found.examined.unproven)
+    full = audit(rows, (0, None))
+    assert found.carried.rows is not None
+    assert full.carried.rows is not None
+    assert found.carried.rows.rows.offsets.tolist() == full.carried.rows.rows.offsets.tolist()
+    assert found.carried.chains == full.carried.chains
+    new = [at for at, row in enumerate(rows) if row.turn > cut or is_table]
+    assume(new)
+    at = data.draw(st.sampled_from(new))
+    assert audit(rows[:at] + rows[at + 1 :], (cut, None), known).examined.findings
+    assert (
+        rows[at].turn <= cut
+        or audit(
+            [*rows[:at], replace(rows[at], total=rows[at].total + 1), *rows[at + 1 :]], (cut, None), known
+        ).examined.findings
+    )
 
 
 @EXAMPLES

@@ -49,6 +49,8 @@ class SinkScope:
     rows of partitions that are not named here it always gives, since nobody knows them."""
 
     spans: Mapping[Place, tuple[int, int]]
+    turn: int | None = None
+    """Of rows that a step made: those of later turns."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ class SinkReader(Protocol):
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         """The lineage of every row, each row once."""
 
-    def windows(self) -> Iterator[WindowBatch]:
+    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
         """The rows of a stateful step, whole."""
 
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
@@ -318,3 +320,16 @@ def number_holes(sink: str, entries: Sequence[Entry], what: str) -> list[Finding
             found += hole_findings(sink, f"entry {numbers} missing from {what}", before, entry)
         before = entry
     return found
+
+
+def newest_turn(entries: Sequence[Entry]) -> int | None:
+    """Of the rows that a step made in these batches; nothing where one does not tell."""
+    turns = [entry.state for entry in entries if entry.range]
+    return max((turn for turn in turns if turn is not None), default=None) if None not in turns else None
+
+
+def is_below(
+    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], starts: Mapping[tuple[str, int], int]
+) -> bool:
+    """Whether all of a batch lies before where a scope starts, so that its rows need not be read."""
+    return bool(spans) and all(parts[-1][1] <= starts.get(key, -1) for key, parts in spans.items())

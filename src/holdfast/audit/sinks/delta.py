@@ -28,6 +28,7 @@ from holdfast.audit.sinks.base import (
     SinkScope,
     SinkUnreadable,
     WindowBatch,
+    newest_turn,
     number_holes,
     read_entry,
 )
@@ -167,6 +168,7 @@ class DeltaReader(files.FilesReader):
                 partial(self._constants, add),
                 add.values,
                 self._added_in.get(add.path, self._reset_in) < self._reset_in,
+                self._turn_of(add),
             )
 
     def _located(self, path: str) -> str:
@@ -210,8 +212,13 @@ class DeltaReader(files.FilesReader):
     def columns(self) -> Sequence[str]:
         return [name for name in super().columns() if name != CONTENT]
 
-    def windows(self) -> Iterator[WindowBatch]:
-        for batch in super().windows():
+    def _turn_of(self, add: Add) -> int | None:
+        entry = self._by_version.get(self._added_in.get(add.path, -1))
+        is_known = entry is not None and add.is_change and self._is_tap and not self._is_merged
+        return newest_turn([entry]) if entry is not None and is_known else None
+
+    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
+        for batch in super().windows(scope):
             names = [name for name in batch.rows.schema.names if name != CONTENT]
             yield WindowBatch(batch.rows.select(names), batch.where)
 

@@ -32,6 +32,7 @@ from holdfast.audit.sinks.base import (
     WindowBatch,
     contents_of,
     erased_at,
+    is_below,
 )
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
 from holdfast.pipeline.definition.streams import stream_of
@@ -372,13 +373,6 @@ def spans_of(ranges: Sequence[BatchRange]) -> dict[tuple[str, int], list[tuple[i
     return found
 
 
-def is_below(
-    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], starts: Mapping[tuple[str, int], int]
-) -> bool:
-    """Whether all of a batch lies before where a scope starts, so that its rows need not be read."""
-    return bool(spans) and all(parts[-1][1] <= starts.get(key, -1) for key, parts in spans.items())
-
-
 def not_there(
     spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], there: Sequence[LineageBatch]
 ) -> dict[tuple[str, int], list[Range]]:
@@ -449,6 +443,8 @@ class DataFile(NamedTuple):
     texts: Mapping[str, str | None] = {}
     """Those values, as directories or the log write them."""
     is_before_reset: bool = False
+    turn: int | None = None
+    """Of rows that a step made, the newest turn among them; nothing: it is not known."""
 
 
 class FilesReader(ABC):
@@ -531,10 +527,12 @@ class FilesReader(ABC):
     def _not_below(self, scope: SinkScope | None) -> Iterator[DataFile]:
         """The files that may hold rows of the scope."""
         starts = {(each.topic, each.partition): at[0] for each, at in (scope.spans if scope else {}).items()}
-        return (file for file in self._files() if not is_below(file.spans, starts))
+        turn = scope.turn if scope is not None and scope.turn is not None else -1
+        found = (file for file in self._files() if not is_below(file.spans, starts))
+        return (file for file in found if file.turn is None or file.turn > turn)
 
-    def windows(self) -> Iterator[WindowBatch]:
-        for file in self._files():
+    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
+        for file in self._not_below(scope):
             with self._noting(file):
                 for table in tables(file.path, None, file.constants()):
                     yield from (WindowBatch(batch, file.where) for batch in table.to_batches())

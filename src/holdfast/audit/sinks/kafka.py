@@ -353,7 +353,7 @@ class TopicReader:
             }
             yield pa.table(found)
 
-    def windows(self) -> Iterator[WindowBatch]:
+    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
         return iter(())
 
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
@@ -458,7 +458,7 @@ class KafkaReader(TopicReader):
             definition.name, sink.name, sink.topic, own_settings(settings, sink.bootstrap, sink.settings)
         )
 
-    def windows(self) -> Iterator[WindowBatch]:
+    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
         """From the columns in a record's value; a record without one takes back what its key stands for."""
         if self._sink.value is not None:
             return

@@ -28,6 +28,7 @@ from holdfast.audit.sinks.base import (
     SinkRebuilt,
     SinkUnreadable,
     hole_findings,
+    newest_turn,
     read_entry,
 )
 from holdfast.pipeline.definition.model import ParquetSink, PipelineDefinition
@@ -164,6 +165,7 @@ class ParquetReader(files.FilesReader):
             partial(self._constants, directory, folders),
             files.folder_values(folders),
             directory.number < self._forgotten_below,
+            newest_turn(directory.entries) if self._is_tap else None,
         )
 
     def _spans(self, directory: Directory) -> dict[tuple[str, int], list[tuple[int, int]]]:

@@ -316,7 +316,7 @@ class PostgresReader:
                 found[name] = column.cast(kinds[name]) if name in kinds else column
         return pa.table(found)
 
-    def windows(self) -> Iterator[WindowBatch]:
+    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
         where = f"{self._sink.schema_name}.{self._sink.table}"
         for table in self._texts([name for name in self.column_types if name != CONTENT]):
             for batch in self._as_values(table).combine_chunks().to_batches():

@@ -1,5 +1,6 @@
 """Stateful steps, audited: event time, lateness, duplicates, windows and superseded rows, from the log alone."""
 
-from holdfast.audit.stateful.check import StatefulCheck, StatefulResult
+from holdfast.audit.stateful.check import StatefulCheck
+from holdfast.audit.stateful.examination import StatefulResult
 
 __all__ = ["StatefulCheck", "StatefulResult"]

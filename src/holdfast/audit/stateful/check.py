@@ -14,87 +14,36 @@ docs/adr/0010 defines them, in whole arrays. Who reached a step is taken from th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
-from holdfast.audit.content import by_place
 from holdfast.audit.decoding import KEY_PREFIX, Computing, Observer, SourceDecoder
-from holdfast.audit.left import hides_rows
-from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Unproven
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.stateful.aggregates import columns_needed
-from holdfast.audit.stateful.dedupe import judge
+from holdfast.audit.stateful.carried import Carried
+from holdfast.audit.stateful.examination import Departure, Examination, StatefulResult
 from holdfast.audit.stateful.rows import (
-    ID_COLUMN,
-    NOTHING,
     Clock,
-    Flags,
-    KeySpace,
     Numbers,
     Recorder,
-    Rows,
-    Times,
 )
 from holdfast.audit.stateful.turns import (
-    Chain,
-    Measure,
     Spans,
-    behind,
-    chain_of,
-    is_past,
-    one_turn,
-    own_watermarks,
-    reach_ms,
-    with_watermarks,
 )
-from holdfast.audit.stateful.upserts import DELETES, UpsertCheck, condition_flags, keys_of_tombstones, ranks
-from holdfast.audit.stateful.window_check import Keys, Taken, WindowCheck, record_findings, time_text
-from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
     Dedupe,
     DeltaSink,
-    Join,
-    Keyed,
     PipelineDefinition,
     PostgresSink,
-    Python,
-    SinkDefinition,
-    Sql,
     Step,
     Window,
 )
-from holdfast.pipeline.definition.streams import DUPLICATES, LATE, is_stateful, merged
+from holdfast.pipeline.definition.streams import is_stateful, merged
 from holdfast.pipeline.positions import Place
 
 DUPLICATE: Final = "duplicate"
 LATE_ROUTE: Final = "late"
 PARSE: Final = "parse"
-
-
-class _Left(NamedTuple):
-    topic: str
-    partition: int
-    offsets: Numbers
-    step: str
-    route: str
-
-
-@dataclass(frozen=True)
-class StatefulResult:
-    """What became of records by stateful steps, and what is wrong."""
-
-    examined: Examined = field(default_factory=Examined)
-    aggregated: Mapping[Place, Numbers] = field(default_factory=dict)
-    """Records in a window that was given out, of every window step that a sink takes and they were not late for."""
-    waiting: Mapping[Place, Numbers] = field(default_factory=dict)
-    """Records in a window that is not closed yet."""
-    superseded: Mapping[str, Mapping[Place, Numbers]] = field(default_factory=dict)
-    """By sink that keeps one row for each key: records whose key has a newer row, or was deleted."""
 
 
 class StatefulCheck:
@@ -105,7 +54,10 @@ class StatefulCheck:
         definition: PipelineDefinition,
         decoder: SourceDecoder,
         others: Mapping[str, Collection[str]] | None = None,
+        before: Carried | None = None,
     ) -> None:
+        self._before = before
+        """What an earlier audit has handed on, which ended where the spans begin."""
         self._others = others or {}
         """By step, the fingerprints of definitions that had it otherwise: their rows are not made again."""
         self._definition = definition
@@ -113,8 +65,8 @@ class StatefulCheck:
         event = definition.source.event_time
         self._clock = None if event is None else Clock.of(event)
         self._numbers = {step.name: number for number, step in enumerate(definition.steps)}
-        self._left: list[_Left] = []
-        self._late_for: list[_Left] = []
+        self._left: list[Departure] = []
+        self._late_for: list[Departure] = []
         self._recorder: Recorder | None = None
         self._spans: Spans = {}
         self._missing_record = ""
@@ -143,7 +95,14 @@ class StatefulCheck:
         self._spans = dict(spans)
         keeps_ids = any(isinstance(step, Dedupe) and step.by == "hf-id" for step in self._stateful)
         wanted = sorted({name for name in self._wanted() if name in self._types})
-        self._recorder = Recorder(self._clock, wanted, keeps_ids=keeps_ids, spans=spans)
+        known = self._before.rows if self._before is not None else None
+        self._recorder = Recorder(
+            self._clock,
+            wanted,
+            keeps_ids=keeps_ids,
+            spans=spans,
+            before=None if known is None else known.rows,
+        )
         return self._recorder
 
     def _wanted(self) -> Iterable[str]:
@@ -171,12 +130,12 @@ class StatefulCheck:
     def left(self, topic: str, partition: int, offsets: Numbers, step: str, route: str = "") -> None:
         """Rows that left the chain at a step; dead letters with their reason as the step."""
         if self._recorder is not None:
-            self._left.append(_Left(topic, partition, offsets, step, route))
+            self._left.append(Departure(topic, partition, offsets, step, route))
 
     def late_for(self, topic: str, partition: int, offsets: Numbers, step: str) -> None:
         """Rows that went on, and were late for a tap."""
         if self._recorder is not None:
-            self._late_for.append(_Left(topic, partition, offsets, step, LATE_ROUTE))
+            self._late_for.append(Departure(topic, partition, offsets, step, LATE_ROUTE))
 
     def not_recorded(self, why: str) -> None:
         """Of some records nobody knows at which step they left."""
@@ -196,357 +155,4 @@ class StatefulCheck:
         scope = {
             place: (start, min(end, ends.get(place, end))) for place, (start, end) in self._spans.items()
         }
-        return _Examination(self, rows, scope, readers, ends, computing).run()
-
-
-class _Examination:
-    """One look at all steps, with what the walk has brought."""
-
-    def __init__(
-        self,
-        check: StatefulCheck,
-        rows: Rows,
-        scope: Spans,
-        readers: Sequence[SinkReader],
-        ends: Mapping[Place, int],
-        computing: Computing | None,
-    ) -> None:
-        self._computing = computing
-        self._check = check
-        self._definition = check._definition
-        self._rows = rows
-        self._scope = scope
-        self._ends = ends
-        self._readers = {reader.name: reader for reader in readers}
-        self._found = Examined()
-        self._is_given: Flags = np.ones(len(rows), np.bool_)
-        self._is_in_a_window: Flags = np.zeros(len(rows), np.bool_)
-        self._is_open: Flags = np.zeros(len(rows), np.bool_)
-        self._spaces: dict[tuple[int, ...], KeySpace] = {}
-        self._left_at, self._routes = self._departures()
-        self._chains = {name: chain_of(reader.entries(), scope) for name, reader in self._readers.items()}
-        whole = [chain for chain in self._chains.values() if chain.is_whole]
-        self._main = max(whole, key=lambda chain: len(chain.turns), default=None)
-
-    def run(self) -> StatefulResult:
-        stateful = self._check._stateful
-        if stateful and self._can_recompute():
-            clock = self._check._clock
-            assert clock is not None
-            chain = self._with_watermarks(self._main or one_turn(self._scope), clock)
-            self._tell_watermarks(chain)
-            turns = chain.turns_of(self._rows)
-            watermarks = own_watermarks(self._rows, chain, turns, clock)
-            for step in stateful:
-                if self._is_expanded(step.name):
-                    why = "a step before it makes several rows of one record"
-                    left = self._recorded(step.name, LATE_ROUTE) | self._recorded(step.name, DUPLICATE)
-                    claim = ColumnCoverage(STEPS, step.name, unaltered=int(left.sum()), why=why)
-                    self._found += Examined(coverage=(claim,))
-                elif isinstance(step, Dedupe):
-                    self._dedupe(step, watermarks, turns)
-                else:
-                    self._tap(step, watermarks, turns, chain)
-        superseded = {sink.name: self._upsert(sink) for sink in self._check._upserts}
-        given = self._is_in_a_window & self._is_given
-        return StatefulResult(
-            self._found,
-            self._rows.offsets_by_place(given),
-            self._rows.offsets_by_place(self._is_open),
-            superseded,
-        )
-
-    # -------------------------------------------------------------------- what is there to go by
-
-    def _departures(self) -> tuple[npt.NDArray[np.int32], dict[tuple[str, str], Flags]]:
-        """For each record the number of the step at which it left; and by step and route those that did."""
-        steps = self._check._numbers
-        left_at = np.full(len(self._rows), len(steps), np.int32)
-        left_at[~self._rows.is_decoded] = -1
-        routes: dict[tuple[str, str], Flags] = {}
-        for each in (*self._check._left, *self._check._late_for):
-            at = self._rows.match(each.topic, each.partition, each.offsets)
-            at = at[at >= 0]
-            flags = routes.setdefault((each.step, each.route), np.zeros(len(self._rows), np.bool_))
-            flags[at] = True
-        for each in self._check._left:
-            at = self._rows.match(each.topic, each.partition, each.offsets)
-            left_at[at[at >= 0]] = steps.get(each.step, -1)
-        return left_at, routes
-
-    def _recorded(self, step: str, route: str) -> Flags:
-        return self._routes.get((step, route), np.zeros(len(self._rows), np.bool_))
-
-    def _reached(self, step: str) -> Flags:
-        """Records that came as far as this step."""
-        return self._left_at >= self._check._numbers[step]
-
-    def _is_expanded(self, step: str) -> bool:
-        before = self._definition.steps[: self._check._numbers[step]] if step else self._definition.steps
-        return any(isinstance(each, Sql | Python) and each.expand for each in before)
-
-    def _can_recompute(self) -> bool:
-        clock = self._check._clock
-        if clock is None:
-            return False
-        if self._check._missing_record:
-            self._not_proven("what stateful steps did", self._check._missing_record, is_gap=True)
-            return False
-        begun = self._beginnings()
-        cut = [place for place, (start, _) in self._scope.items() if start > begun.get(place, start)]
-        if cut:
-            place = min(cut)
-            self._not_proven(
-                "windows, duplicates and late rows",
-                f"the audit begins at {self._scope[place][0]} of {place.topic}-{place.partition}, and the pipeline "
-                f"began at {begun[place]}: what it remembered from before is not known",
-                is_gap=True,
-            )
-            return False
-        if self._main is None and clock.idle_ms is not None:
-            self._not_proven(
-                "windows, duplicates and late rows",
-                "partitions may idle, so what is late depends on batches, and no sink's ledger has them all",
-                is_gap=True,
-            )
-            return False
-        return True
-
-    def _beginnings(self) -> dict[Place, int]:
-        """Where the pipeline began, as far as ledgers have it."""
-        found: dict[Place, int] = {}
-        for reader in self._readers.values():
-            for entry in reader.entries():
-                for place, span in entry.range.spans.items():
-                    found[place] = min(span.start, found.get(place, span.start))
-        return found
-
-    def _with_watermarks(self, chain: Chain, clock: Clock) -> Chain:
-        return with_watermarks(chain, self._rows, clock, self._definition.source)
-
-    def _tell_watermarks(self, chain: Chain) -> None:
-        differing = chain.differing()
-        if not differing:
-            return
-        turn, must = differing[0]
-        has = "none" if turn.told_ms is None else time_text(turn.told_ms)
-        wants = "none" if must == NOTHING else time_text(must)
-        detail = (
-            f"the ledger has the watermark {has} where batch {turn.number} began, and the records say {wants}"
-        )
-        self._found += Examined((Finding(Fate.ALTERED, "", count=len(differing), detail=detail),))
-
-    def _tell(self, fate: Fate, which: Numbers, detail: str) -> None:
-        """Records that were wrongly treated."""
-        self._found += Examined(tuple(record_findings(fate, "", self._rows, which, detail)))
-
-    def _not_proven(self, what: str, why: str, *, is_gap: bool = False) -> None:
-        self._found += Examined(unproven=(Unproven(what, why, is_gap),))
-
-    # -------------------------------------------------------------------- deduplication
-
-    def _dedupe(self, step: Dedupe, watermarks: Times, turns: npt.NDArray[np.int32]) -> None:
-        rows, reached = self._rows, self._reached(step.name)
-        columns = self._key_columns(step)
-        within = reach_ms(step)
-        if self._was_otherwise(step.name, turns).any():
-            left = self._recorded(step.name, LATE_ROUTE) | self._recorded(step.name, DUPLICATE)
-            why = "another version of the definition had it otherwise; which records it let go is recorded"
-            claim = ColumnCoverage(STEPS, step.name, unaltered=int(left.sum()), why=why)
-            self._found += Examined(coverage=(claim,))
-            return
-        late, doubled = self._recorded(step.name, LATE_ROUTE), self._recorded(step.name, DUPLICATE)
-        if columns is None:
-            past = is_past(rows.events, watermarks, within)
-            self._late(step.name, reached & past, late, is_all=False)
-            why = (
-                f"its key ({', '.join(step.key)}) is computed by a step; which records it let go is recorded"
-            )
-            self._found += Examined(
-                coverage=(ColumnCoverage(STEPS, step.name, unaltered=int(doubled.sum()), why=why),)
-            )
-            return
-        keyless = np.ones(len(rows), np.bool_)
-        for column in columns:
-            keyless &= np.asarray(column.is_null().to_numpy(), np.bool_)
-        past = is_past(rows.events, watermarks, within) & ~keyless
-        self._late(step.name, reached & past, late, is_all=True)
-        judged = reached & ~past & ~keyless
-        gone = int(((late | doubled) & reached).sum())
-        self._found += Examined(coverage=(ColumnCoverage(STEPS, step.name, recomputed=gone),))
-        codes = self._space(columns).codes
-        order = turns.astype(np.int64) * len(rows) + np.arange(len(rows))
-        went_on = judged & (self._left_at > self._check._numbers[step.name])
-        found = judge(codes, rows.events, order, went_on, doubled & judged, within)
-        went = f"left as a duplicate at step {step.name!r}, and"
-        self._tell(
-            Fate.DUPLICATED, found.repeated, f"went on at step {step.name!r}, though its key had before"
-        )
-        self._tell(Fate.LOST, found.lost, f"{went} is the first of its key")
-        self._tell(Fate.LOST, np.flatnonzero(doubled & keyless), f"{went} has no key")
-
-    def _key_columns(self, step: Dedupe | Window) -> list[pa.ChunkedArray] | None:
-        if isinstance(step, Dedupe) and step.by == "hf-id":
-            column = self._rows.columns.get(ID_COLUMN)
-            return [] if column is None else [column]
-        found = self._columns(step.name, step.key)
-        return [found[name] for name in step.key] if len(found) == len(set(step.key)) else None
-
-    def _columns(self, stream: str, names: Iterable[str]) -> dict[str, pa.ChunkedArray]:
-        """Columns of the rows that reach a step or a sink, by record: of the source, or computed again."""
-        plain, wanted = self._check._plain(stream), list(dict.fromkeys(names))
-        found = {name: self._column(plain[name]) for name in wanted if plain.get(name) in self._check._types}
-        more = {name: quoted(name) for name in wanted if name not in found}
-        return found | self._computed(stream, more)
-
-    def _computed(self, stream: str, expressions: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
-        """Expressions over the rows that reach a step or a sink, by record; null where no row does."""
-        if self._computing is None or not expressions:
-            return {}
-        tables = self._computing.rows(stream, expressions)
-        if tables is None:
-            return {}
-        at = np.full(len(self._rows), -1, np.int64)
-        made: list[pa.Table] = []
-        count = 0
-        for table in tables:
-            for place, rows, offsets in by_place(table, self._scope):
-                matched = self._rows.match(place.topic, place.partition, offsets)
-                at[matched[matched >= 0]] = rows[matched >= 0] + count
-            made.append(table)
-            count += table.num_rows
-        if not made:
-            return {}
-        whole = pa.concat_tables(made)
-        places = pa.array(at, mask=at < 0)
-        return {name: whole.column(name).take(places) for name in expressions}
-
-    def _space(self, columns: Sequence[pa.ChunkedArray]) -> KeySpace:
-        """Numbers for these columns, made once."""
-        known = tuple(id(column) for column in columns)
-        if known not in self._spaces:
-            self._spaces[known] = KeySpace(columns, len(self._rows))
-        return self._spaces[known]
-
-    def _column(self, name: str) -> pa.ChunkedArray:
-        return self._rows.columns.get(name, pa.chunked_array([], self._check._types[name]))
-
-    # -------------------------------------------------------------------- what is late
-
-    def _late(self, step: str, must: Flags, told: Flags, *, is_all: bool) -> None:
-        """Late rows are exactly those that were recorded; without `is_all`, at least no others were."""
-        in_time = f"recorded as late for step {step!r}, and is in time by the log"
-        self._tell(Fate.LOST, np.flatnonzero(told & ~must), in_time)
-        if is_all:
-            missed = np.flatnonzero(must & ~told)
-            self._tell(Fate.ALTERED, missed, f"late for step {step!r} by the log, and not recorded so")
-
-    def _tap(self, step: Step, watermarks: Times, turns: npt.NDArray[np.int32], chain: Chain) -> None:
-        rows, reached = self._rows, self._reached(step.name)
-        told = self._recorded(step.name, LATE_ROUTE)
-        if isinstance(step, Window):
-            late = Measure.of(step).is_late(rows.events, watermarks)
-            judged = ~self._was_otherwise(step.name, turns)
-            self._late(step.name, reached & late & judged, told & judged, is_all=True)
-            self._windows(step, reached & ~late, watermarks, chain)
-            return
-        assert isinstance(step, Keyed | Join)
-        late = is_past(rows.events, watermarks, reach_ms(step))
-        sided = self._sided(step) if isinstance(step, Join) else np.ones(len(rows), np.bool_)
-        if sided is not None:
-            late &= sided
-        self._late(step.name, reached & late, told, is_all=sided is not None)
-
-    def _was_otherwise(self, step: str, turns: npt.NDArray[np.int32]) -> Flags:
-        """Records of batches in which the step was another one."""
-        if self._main is None:
-            return np.zeros(len(self._rows), np.bool_)
-        return np.isin(turns, self._main.made_by(self._check._others.get(step, ())))
-
-    def _sided(self, step: Join) -> Flags | None:
-        """Records on a side of a join, where both sides are topics."""
-        topics = self._definition.source.topics
-        if step.left not in topics or step.right not in topics:
-            return None
-        is_side = np.array([place.topic in (step.left, step.right) for place in self._rows.places], np.bool_)
-        return is_side[self._rows.place_numbers()] if len(is_side) else np.zeros(0, np.bool_)
-
-    # -------------------------------------------------------------------- windows
-
-    def _windows(self, step: Window, taken: Flags, watermarks: Times, main: Chain) -> None:
-        columns = self._key_columns(step)
-        keys = (
-            None if columns is None else Keys(dict(zip(step.key, columns, strict=True)), self._space(columns))
-        )
-        plain = self._columns(step.name, columns_needed(step.aggregates))
-        hashes = self._rows.hashes()
-        for sink in self._definition.sinks:
-            reader = self._readers.get(sink.name)
-            if sink.rows != step.name or reader is None or hides_rows(sink):
-                continue
-            chain = self._chain_for(sink.name, main)
-            turns = chain.turns_of(self._rows).astype(np.int64)
-            given = Taken(
-                step,
-                Measure.of(step),
-                np.flatnonzero(taken),
-                keys,
-                plain,
-                watermarks,
-                turns,
-                hashes,
-                self._computing,
-                self._check._others.get(step.name, ()),
-            )
-            check = WindowCheck(given, self._rows, chain, sink, reader)
-            self._found += check.examine()
-            self._is_in_a_window |= taken
-            self._is_open |= check.is_open
-            self._is_given &= ~check.is_open
-
-    def _chain_for(self, sink: str, main: Chain) -> Chain:
-        """The batches of this sink; those before it began are the others'."""
-        own = self._chains[sink]
-        if own is self._main:
-            return main
-        if own.is_whole and self._main is not None:
-            own = behind(self._main, own)
-        clock = self._check._clock
-        assert clock is not None
-        return self._with_watermarks(own if own.is_whole else one_turn(self._scope), clock)
-
-    # -------------------------------------------------------------------- one row for each key
-
-    def _upsert(self, sink: PostgresSink | DeltaSink) -> dict[Place, Numbers]:
-        reader = self._readers.get(sink.name)
-        if reader is None:
-            return {}
-        if self._check._missing_record:  # a record that is not in the table may have left
-            self._not_proven(f"the rows of sink {sink.name!r}", self._check._missing_record, is_gap=True)
-            return {}
-        reaching = self._stream(sink)
-        columns = {
-            name: self._column(field)
-            for name, field in self._check._plain(sink.rows).items()
-            if field in self._rows.columns
-        }
-        columns |= self._columns(sink.rows, (*sink.key, *filter(None, (sink.order_by,))))
-        if sink.delete_when is not None and condition_flags(sink.delete_when, self._rows, columns) is None:
-            columns |= self._computed(sink.rows, {DELETES: f"coalesce(({sink.delete_when}), false)"})
-        columns |= keys_of_tombstones(sink, self._rows, columns)
-        chain = self._chains[sink.name]
-        turns = chain.turns_of(self._rows).astype(np.int64) if chain.is_whole else None
-        if sink.mode == "scd2":
-            turns = np.zeros(len(self._rows), np.int64)  # of equal ones, the last by place
-        elif sink.order_by in columns:
-            turns = ranks(columns[sink.order_by])
-        check = UpsertCheck(sink, reader, self._rows, columns, np.flatnonzero(reaching), turns, self._ends)
-        self._found += check.examine()
-        return self._rows.offsets_by_place(check.superseded)
-
-    def _stream(self, sink: SinkDefinition) -> Flags:
-        """The records whose rows this sink takes."""
-        if not sink.rows:
-            return np.asarray(self._left_at == len(self._definition.steps), np.bool_)
-        step, _, kind = sink.rows.partition(".")
-        return self._recorded(step, {LATE: LATE_ROUTE, DUPLICATES: DUPLICATE}[kind])
+        return Examination(self, rows, scope, readers, ends, computing).run()

@@ -204,6 +204,20 @@ class Rows:
         ]
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
+    def where(self, chosen: Flags) -> Rows:
+        counts = np.bincount(self.place_numbers()[chosen], minlength=len(self.places))
+        return Rows(
+            self.places,
+            np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
+            self.offsets[chosen],
+            self.events[chosen],
+            self.seen[chosen],
+            self.greatest,
+            self.is_decoded[chosen],
+            self.is_tombstone[chosen],
+            {name: column.filter(pa.array(chosen)) for name, column in self.columns.items()},
+        )
+
     def seen_by(self, number: int, ends: Numbers) -> Times:
         """The greatest event of a place before each of these offsets."""
         part = self.slice_of(number)
@@ -241,19 +255,47 @@ class _Part:
     greatest: int = NOTHING
 
 
+def _part_of(rows: Rows, number: int) -> _Part:
+    part = rows.slice_of(number)
+    if part.start == part.stop:
+        return _Part(greatest=rows.greatest[number])
+    return _Part(
+        [rows.offsets[part]],
+        [rows.events[part]],
+        [rows.seen[part]],
+        [rows.is_decoded[part]],
+        [rows.is_tombstone[part]],
+        {
+            name: column.slice(part.start, part.stop - part.start).chunks
+            for name, column in rows.columns.items()
+        },
+        rows.greatest[number],
+    )
+
+
 class Recorder:
     """Sees every record of the source, and keeps what stateful steps go by."""
 
     needs_headers: bool
 
     def __init__(
-        self, clock: Clock | None, columns: Sequence[str], *, keeps_ids: bool, spans: Iterable[Place]
+        self,
+        clock: Clock | None,
+        columns: Sequence[str],
+        *,
+        keeps_ids: bool,
+        spans: Iterable[Place],
+        before: Rows | None = None,
     ) -> None:
+        """`before` are records that come before those of the spans, as an earlier audit has kept them."""
         self._clock = clock
         self._columns = tuple(columns)
         self._keeps_ids = keeps_ids
         self.needs_headers = keeps_ids
         self._parts: dict[Place, _Part] = {place: _Part() for place in spans}
+        if before is not None:
+            known = {place: _part_of(before, number) for number, place in enumerate(before.places)}
+            self._parts |= {place: part for place, part in known.items() if place in self._parts}
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
         if batch.num_rows == 0:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.audit.model import Document
 from holdfast.audit.stateful.rows import NOTHING, Clock, Flags, Numbers, Rows, Times
 from holdfast.pipeline.definition.model import Dedupe, Join, Keyed, Source, Window
 from holdfast.pipeline.definition.units import parse_duration_ms
@@ -58,8 +59,21 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class ChainEnd(Document):
+    """Where an audit left a chain of batches, for the next to go on from."""
+
+    number: int
+    """Of the newest entry."""
+    watermark: int = NOTHING
+    greatest: Mapping[Place, int] = field(default_factory=dict)
+    active: Mapping[Place, int] = field(default_factory=dict)
+    """When each partition last had records."""
+
+
+@dataclass(frozen=True)
 class Chain:
-    """Batches in their order, up to the audit's end."""
+    """Batches in their order, up to the audit's end. Where an earlier audit has left it, the first stands for all that
+    came before."""
 
     turns: tuple[Turn, ...]
     is_whole: bool
@@ -68,6 +82,8 @@ class Chain:
     starts: Times = field(default_factory=lambda: np.zeros(0, np.int64))
     """The watermark where each batch began; `NOTHING` before the first."""
     ends: Times = field(default_factory=lambda: np.zeros(0, np.int64))
+    before: ChainEnd | None = None
+    end: ChainEnd = ChainEnd(-1)
 
     @property
     def watermark(self) -> int:
@@ -100,25 +116,33 @@ class Chain:
         return found
 
 
-def chain_of(entries: Sequence[Entry], scope: Spans) -> Chain:
-    """The batches of a ledger that lie within the scope."""
+def chain_of(entries: Sequence[Entry], scope: Spans, before: ChainEnd | None = None) -> Chain:
+    """The batches of a ledger that lie within the scope; `before`: behind those that an earlier audit has seen."""
     at: dict[Place, int] = {}
     turns: list[Turn] = []
-    is_whole = bool(entries) and entries[0].number == 0
+    last = -1
+    if before is not None:
+        last = before.number
+        entries = [entry for entry in entries if entry.number > last]
+        seen = {place: (0, start) for place, (start, _) in scope.items()}
+        turns.append(Turn(seen, tuple(sorted(scope)), 0, UNNUMBERED))
     numbers = [entry.number for entry in entries]
-    is_whole = is_whole and numbers == list(range(len(numbers)))
+    is_whole = numbers == list(range(last + 1, last + 1 + len(numbers))) and last + len(numbers) >= 0
     beyond = None
     for entry in entries:
         for place, span in entry.range.spans.items():
-            at.setdefault(place, span.start)
-            if place not in scope or (at[place] == span.start and span.start < scope[place][0]):
+            is_first = at.setdefault(place, span.start) == span.start
+            begin = scope[place][0] if place in scope else -1
+            is_after = before is not None and span.start > begin
+            if place not in scope or (is_first and (span.start < begin or is_after)):
                 is_whole = False
         spans = {place: (span.start, span.end) for place, span in entry.range.spans.items() if span.offsets}
-        if not spans:
-            continue
         if any(place in scope and end > scope[place][1] for place, (_, end) in spans.items()):
             beyond = entry.state
             break
+        last = entry.number
+        if not spans:
+            continue
         number = UNNUMBERED if entry.state is None else entry.state
         known = tuple(sorted(entry.positions.at))
         turns.append(
@@ -126,7 +150,7 @@ def chain_of(entries: Sequence[Entry], scope: Spans) -> Chain:
         )
     covered = {place: end for turn in turns for place, (_, end) in turn.spans.items()}
     is_whole = is_whole and all(covered.get(place, start) == end for place, (start, end) in scope.items())
-    return Chain(tuple(turns), is_whole, beyond)
+    return Chain(tuple(turns), is_whole, beyond, before=before, end=ChainEnd(last))
 
 
 def behind(main: Chain, own: Chain) -> Chain:
@@ -153,12 +177,15 @@ def one_turn(scope: Spans) -> Chain:
 def with_watermarks(chain: Chain, rows: Rows, clock: Clock, source: Source) -> Chain:
     """The chain with the watermark before and after each batch, from the rows that were in it."""
     numbers = {place: number for number, place in enumerate(rows.places)}
-    greatest: dict[Place, int] = {}
-    active: dict[Place, int] = {}
+    before = chain.before or ChainEnd(-1)
+    greatest, active, now = dict(before.greatest), dict(before.active), before.watermark
     shown = _shown(chain, rows)
     starts, ends = [], []
-    now = NOTHING
     for at, turn in enumerate(chain.turns):
+        if at == 0 and chain.before is not None:
+            starts.append(NOTHING)
+            ends.append(now)
+            continue
         starts.append(now)
         for place in turn.spans:
             found = shown.get((at, numbers.get(place, -1)))
@@ -173,7 +200,8 @@ def with_watermarks(chain: Chain, rows: Rows, clock: Clock, source: Source) -> C
         if awake and min(awake) != NOTHING:
             now = max(now, min(awake) - clock.delay_ms)
         ends.append(now)
-    return replace(chain, starts=np.array(starts, np.int64), ends=np.array(ends, np.int64))
+    end = ChainEnd(chain.end.number, now, greatest, active)
+    return replace(chain, starts=np.array(starts, np.int64), ends=np.array(ends, np.int64), end=end)
 
 
 def _shown(chain: Chain, rows: Rows) -> dict[tuple[int, int], int]:

@@ -44,15 +44,25 @@ class Table:
     """By row of the source; -1: none of the scope."""
     is_later: Flags
     """From a record past the audit's end."""
+    is_stale: Flags
+    """From a record that an earlier audit has proven, and that did not stand then."""
 
     def __len__(self) -> int:
         return len(self.records)
 
 
-def read_table(reader: SinkReader, names: Sequence[str], rows: Rows, ends: Mapping[Place, int]) -> Table:
+def read_table(
+    reader: SinkReader,
+    names: Sequence[str],
+    rows: Rows,
+    ends: Mapping[Place, int],
+    starts: Mapping[Place, int],
+) -> Table:
     batches: list[pa.RecordBatch] = []
     records: list[Numbers] = []
     later: list[Flags] = []
+    stale: list[Flags] = []
+    begins = {(place.topic, place.partition): start for place, start in starts.items()}
     limits = {(place.topic, place.partition): end for place, end in ends.items()}
     for batch in reader.keys_of(names):
         lineage = batch.lineage
@@ -62,12 +72,19 @@ def read_table(reader: SinkReader, names: Sequence[str], rows: Rows, ends: Mappi
         found[known >= 0] = known[known >= 0]
         records.append(found)
         later.append(lineage.offsets >= limits.get((lineage.topic, lineage.partition), 2**62))
+        is_old = lineage.offsets < begins.get((lineage.topic, lineage.partition), -1)
+        stale.append(is_old & (found < 0))
     if not batches:
-        return Table({}, np.zeros(0, np.int64), np.zeros(0, np.bool_))
+        return Table({}, np.zeros(0, np.int64), np.zeros(0, np.bool_), np.zeros(0, np.bool_))
     table = pa.concat_tables(
         [pa.Table.from_batches([each]) for each in batches], promote_options="permissive"
     )
-    return Table({name: table.column(name) for name in names}, np.concatenate(records), np.concatenate(later))
+    return Table(
+        {name: table.column(name) for name in names},
+        np.concatenate(records),
+        np.concatenate(later),
+        np.concatenate(stale),
+    )
 
 
 def condition_flags(sql: str, rows: Rows, columns: Mapping[str, pa.ChunkedArray]) -> Flags | None:
@@ -139,7 +156,11 @@ class UpsertCheck:
         reaching: Numbers,
         turns: Numbers | None,
         ends: Mapping[Place, int],
+        starts: Mapping[Place, int],
     ) -> None:
+        """`starts` say up to where an earlier audit has proven everything: of those records `rows` has the ones that
+        stood then."""
+        self._starts = starts
         self._sink = sink
         self._reader = reader
         self._rows = rows
@@ -148,11 +169,13 @@ class UpsertCheck:
         self._turns = turns
         self._ends = ends
         self.superseded: Flags = np.zeros(len(rows), np.bool_)
+        self.is_standing: Flags = np.zeros(len(rows), np.bool_)
+        """The record of each key that is in the table, where its key is known."""
 
     def examine(self) -> Examined:
         names = list(merge_key(self._sink))
         is_deleted = [IS_DELETED] if self._keeps_versions and self._sink.delete_when is not None else []
-        table = read_table(self._reader, [*names, *is_deleted], self._rows, self._ends)
+        table = read_table(self._reader, [*names, *is_deleted], self._rows, self._ends, self._starts)
         ordered = [] if self._sink.order_by is None else [self._sink.order_by]
         missing = [name for name in (*names, *ordered) if name not in self._columns]
         if missing:
@@ -199,6 +222,7 @@ class UpsertCheck:
         self.superseded[last] = False
         gone, why = self._deleted(last)
         self.superseded[last[gone]] = True
+        self.is_standing[last[~gone]] = True
         later = np.isin(ours[last], theirs[table.is_later])
         unsure = self._unsure(ours)
         sorted_last = np.argsort(ours[last])
@@ -224,6 +248,10 @@ class UpsertCheck:
             findings += self._told(
                 Fate.EXTRA, last[of[deleted]], "it deletes its key, which stands in the table"
             )
+        if table.is_stale.any():
+            detail = "rows of records that a newer one of their key had replaced when they were proven"
+            count = int(table.is_stale.sum())
+            findings.append(Finding(Fate.ALTERED, self._sink.name, count=count, detail=detail))
         findings += self._strangers(table, theirs, known)
         count = 0 if why else int((~table.is_later).sum())
         return Examined(tuple(findings), coverage=(ColumnCoverage(self._sink.name, LINEAGE, count, why=why),))

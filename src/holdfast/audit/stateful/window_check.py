@@ -28,7 +28,7 @@ from holdfast.audit.compare import finding
 from holdfast.audit.coverage import ANY, LINEAGE
 from holdfast.audit.decoding import Computing
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Unproven, WindowAccount, gap
-from holdfast.audit.sinks.base import SinkReader
+from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.audit.stateful.aggregates import differing_values
 from holdfast.audit.stateful.rows import (
     Codes,
@@ -168,8 +168,21 @@ class WindowCheck:
     """The comparison of one step with one sink."""
 
     def __init__(
-        self, taken: Taken, source: Rows, chain: Chain, sink: SinkDefinition, reader: SinkReader
+        self,
+        taken: Taken,
+        source: Rows,
+        chain: Chain,
+        sink: SinkDefinition,
+        reader: SinkReader,
+        before: int | None = None,
+        known_rows: int | None = None,
     ) -> None:
+        """`before` is the newest turn that an earlier audit has proven, `known_rows` how many rows the table had then,
+        where it is one whose rows are replaced."""
+        self._known_rows = known_rows
+        self.sink = sink.name
+        self._before = before
+        self._given_before: Windows | None = None
         self._taken = taken
         self._source = source
         self._chain = chain
@@ -193,9 +206,11 @@ class WindowCheck:
 
     def examine(self) -> Examined:
         try:
-            held = held_rows(self._reader.windows())
+            held = held_rows(self._reader.windows(SinkScope({}, self._before)))
         except NotWindows as missing:
             return self._cannot(f"its rows lack {missing}", "they are not stored as they were given out")
+        old = held.where(held.numbers <= (UNNUMBERED - 1 if self._before is None else self._before))
+        held = held if self._before is None else held.where(held.numbers > self._before)
         numbers = [self._chain.turns[at].number for at in self._hidden.tolist()]
         is_hidden = np.isin(held.numbers, numbers)
         if is_hidden.any():
@@ -208,10 +223,13 @@ class WindowCheck:
         held, later = self._within(held)
         if self._taken.keys is None:
             self._by_sum(held, later)
+            self._compare_old(old, None)
         else:
             try:
                 theirs = self._codes(held)
-                due = self._without_later(self._due(self._taken.keys.space.codes), later)
+                due = self._due(self._taken.keys.space.codes)
+                self._compare_old(old, due)
+                due = self._without_later(due, later)
             except KeysDiffer as error:
                 return self._cannot("its key cannot be compared with the source's", str(error))
             self._compare(due, held, theirs)
@@ -295,6 +313,7 @@ class WindowCheck:
             windows = given_out(taken.measure, found, chain.ends, is_closed=is_closed)
         windows = windows.where(~np.isin(windows.turns, self._hidden))
         is_given = windows.turns != NEVER
+        self._given_before = windows.where(windows.turns == 0) if chain.before is not None else None
         self._account = replace(self._account, open=len(last_states(windows.where(~is_given))))
         if is_closed:
             self._note_open(windows, parts)
@@ -328,6 +347,24 @@ class WindowCheck:
         windows = due.windows
         one, other, _ = joint_ids([(windows.keys, self._codes(later)), (windows.starts, later.starts)])
         return replace(due, windows=windows.where(~np.isin(one, other)))
+
+    def _compare_old(self, old: Held, due: Due | None) -> None:
+        """Of a table whose rows are replaced: what an earlier audit has proven is there, but for what was replaced.
+        Each row is one of those that were proven (`TableRows`), so that their number tells."""
+        if self._known_rows is None:
+            return
+        replaced = 0
+        if due is not None and self._given_before is not None:
+            given, windows = self._given_before, due.windows
+            one, other, _ = joint_ids([(given.keys, windows.keys), (given.starts, windows.starts)])
+            replaced = len(np.intersect1d(one, other))
+            ours, theirs, _ = joint_ids([(windows.keys, self._codes(old)), (windows.starts, old.starts)])
+            again = np.flatnonzero(np.isin(theirs, ours))
+            self._tell(Fate.DUPLICATED, old, again, "was replaced, and is there still")
+        if len(old) != self._known_rows - replaced:
+            known = self._known_rows
+            text = f"of {known:,} windows that were proven {replaced:,} were replaced, and {len(old):,} are there"
+            self._told.add(Fate.LOST, np.zeros(1, np.int64), partial(_say, text))
 
     # -------------------------------------------------------------------- both together
 

@@ -1,0 +1,217 @@
+"""What one audit hands on to the next, so that what is new can be judged without what is old.
+
+Stateful steps and tables that keep one row for each key are made again from records. Of the records that an audit has
+proven, the next needs those that may still matter: the ones in windows that are not over, those that went on at a
+deduplication and may have a duplicate yet, and the one of each key that stands in a table. They are handed on as they
+were decoded, with what became of them, and are put before the new ones (`holdfast.audit.stateful`).
+
+Of tables whose rows change by design, and which therefore have no marks, the digest of every row is handed on, under a
+key of the auditor's own: a row of a proven record is the one that was proven, or everything is looked at.
+
+The form is one Arrow stream for the records and one for each table; a file of it is named by its SHA-256, which stands
+in the state beside the positions (`holdfast.audit.proven`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.audit.model import Document
+from holdfast.audit.sinks.base import ContentBatch
+from holdfast.audit.stateful.rows import Flags, Rows, Times
+from holdfast.audit.stateful.turns import ChainEnd
+from holdfast.pipeline.positions import Place
+from holdfast.pipeline.row_digest import DigestKey, Digests, RowHasher
+
+META: Final = b"holdfast"
+COLUMN: Final = "column "
+ROUTE: Final = "route "
+
+
+@dataclass(frozen=True)
+class CarriedRows:
+    """Records, with what became of them."""
+
+    rows: Rows
+    left_at: npt.NDArray[np.int32]
+    """The number of the step at which each left."""
+    watermarks: Times
+    routes: Mapping[tuple[str, str], Flags]
+    """By step and route, those that left so."""
+
+
+@dataclass(frozen=True)
+class _About(Document):
+    places: tuple[Place, ...] = ()
+    greatest: tuple[int, ...] = ()
+    chains: Mapping[str, ChainEnd] = field(default_factory=dict)
+    main: str = ""
+    turns: Mapping[str, int] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+    routes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What is handed on."""
+
+    lacks: str = ""
+    """Why the next audit cannot go on from here; nothing: it can."""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """By sink, the newest entry of its ledger that lies wholly in what is proven."""
+    turns: Mapping[str, int] = field(default_factory=dict)
+    """By sink, the newest turn of those entries: rows that steps made are old up to it."""
+    chains: Mapping[str, ChainEnd] = field(default_factory=dict)
+    """By sink whose ledger has all batches."""
+    main: str = ""
+    """The sink whose batches lateness was judged by."""
+    rows: CarriedRows | None = None
+    tables: Mapping[str, Digests] = field(default_factory=dict)
+    """By sink without marks, the digests of its rows, ascending."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is more to it than numbers."""
+        return self.rows is not None or bool(self.tables)
+
+    def as_bytes(self) -> bytes:
+        sink = io.BytesIO()
+        rows = self.rows
+        about = _About(chains=self.chains, main=self.main, turns=self.turns, tables=tuple(self.tables))
+        columns: dict[str, Any] = {}
+        if rows is not None:
+            routes = tuple(rows.routes)
+            about = _About(
+                rows.rows.places, rows.rows.greatest, self.chains, self.main, self.turns, about.tables, routes
+            )
+            columns = {
+                "place": rows.rows.place_numbers(),
+                "offset": rows.rows.offsets,
+                "event": rows.rows.events,
+                "seen": rows.rows.seen,
+                "decoded": rows.rows.is_decoded,
+                "tombstone": rows.rows.is_tombstone,
+                "left": rows.left_at,
+                "watermark": rows.watermarks,
+                **{f"{ROUTE}{number}": rows.routes[each] for number, each in enumerate(routes)},
+                **{f"{COLUMN}{name}": column for name, column in rows.rows.columns.items()},
+            }
+        table = pa.table(columns).replace_schema_metadata({META: json.dumps(about.as_json())})
+        for each in (table, *(pa.table({"a": kept[:, 0], "b": kept[:, 1]}) for kept in self.tables.values())):
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            with pa.ipc.new_stream(sink, each.schema, options=options) as writer:
+                writer.write_table(each)
+        return sink.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Carried:
+        source = pa.BufferReader(data)
+        table = pa.ipc.open_stream(source).read_all()
+        about = _About.from_json(json.loads(table.schema.metadata[META]))
+        tables = {}
+        for name in about.tables:
+            kept = pa.ipc.open_stream(source).read_all()
+            tables[name] = np.column_stack([kept.column(each).to_numpy() for each in ("a", "b")])
+        rows = None if "place" not in table.column_names else _rows(table, about)
+        return cls("", {}, about.turns, about.chains, about.main, rows, tables)
+
+
+def _rows(table: pa.Table, about: _About) -> CarriedRows:
+    counts = np.bincount(table.column("place").to_numpy(), minlength=len(about.places))
+    columns = {
+        name.removeprefix(COLUMN): table.column(name)
+        for name in table.column_names
+        if name.startswith(COLUMN)
+    }
+    rows = Rows(
+        about.places,
+        np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
+        table.column("offset").to_numpy(),
+        table.column("event").to_numpy(),
+        table.column("seen").to_numpy(),
+        about.greatest,
+        table.column("decoded").to_numpy(),
+        table.column("tombstone").to_numpy(),
+        columns,
+    )
+    routes = {each: table.column(f"{ROUTE}{number}").to_numpy() for number, each in enumerate(about.routes)}
+    return CarriedRows(rows, table.column("left").to_numpy(), table.column("watermark").to_numpy(), routes)
+
+
+@dataclass
+class Memory:
+    """What goes into an audit from an earlier one, and comes out of it for the next."""
+
+    key: DigestKey
+    before: Carried | None = None
+    after: Carried | None = None
+
+    def table(self, sink: str, old: Bounds, ends: Bounds, *, is_kept_whole: bool) -> TableRows:
+        """To be shown all rows of a table without marks."""
+        known = self.before.tables.get(sink) if self.before is not None else None
+        return TableRows(RowHasher(self.key), known, old, ends, is_kept_whole)
+
+
+Bounds = Mapping[tuple[str, int], int]
+"""By topic and partition the first offset that is not meant; of rows that a step made, by step and any partition
+(-1)."""
+
+
+@dataclass
+class TableRows:
+    """The rows of a table without marks: those of what was proven are the ones that were proven."""
+
+    hasher: RowHasher
+    known: Digests | None
+    old: Bounds
+    ends: Bounds
+    is_kept_whole: bool
+    """No row is ever replaced."""
+    wrong: int = 0
+    _there: int = 0
+    _kept: list[Digests] = field(default_factory=list)
+
+    def take(self, batch: ContentBatch) -> None:
+        made = self.hasher.digests(batch.columns, batch.lineage, batch.constants)
+        self._kept.append(made[_below(batch, self.ends)])
+        if self.known is not None:
+            old = made[_below(batch, self.old)]
+            self._there += len(old)
+            self.wrong += int((~_among(old, self.known)).sum())
+
+    def finish(self) -> Digests:
+        """Their digests, for the next audit."""
+        if self.known is not None and self.is_kept_whole:
+            self.wrong += abs(len(self.known) - self._there)
+        found = np.concatenate(self._kept) if self._kept else np.zeros((0, 2), np.uint64)
+        return found[np.lexsort((found[:, 1], found[:, 0]))]
+
+
+def _below(batch: ContentBatch, bounds: Bounds) -> Flags:
+    topics = batch.lineage["topic"]
+    topics = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
+    codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    partitions, offsets = (
+        batch.lineage[name].fill_null(-1).to_numpy(zero_copy_only=False) for name in ("partition", "offset")
+    )
+    found = np.zeros(len(offsets), np.bool_)
+    for code, topic in enumerate(topics.dictionary.to_pylist()):
+        for (name, partition), end in bounds.items():
+            if name == topic:
+                found |= (codes == code) & ((partition < 0) | (partitions == partition)) & (offsets < end)
+    return found
+
+
+def _among(rows: Digests, known: Digests) -> Flags:
+    if not len(known):
+        return np.zeros(len(rows), np.bool_)
+    at = np.minimum(np.searchsorted(known[:, 0], rows[:, 0]), len(known) - 1)
+    return np.asarray((known[at] == rows).all(axis=1), np.bool_)
