@@ -138,6 +138,8 @@ def _kinds(kind: type[Document]) -> dict[str, Any]:
 
 def _written(kind: Any, value: Any) -> Any:
     """A value of this type in JSON: places are objects, and so are mappings, but for those of places to offsets."""
+    if type(value) in (str, int, bool, float):  # most are
+        return value
     inner = get_args(kind)
     if isinstance(value, Document):
         return value.as_json()

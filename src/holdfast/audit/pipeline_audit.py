@@ -63,7 +63,7 @@ from holdfast.audit.state_files import examine_state
 from holdfast.errors import UsageError
 from holdfast.pipeline.aside import LATE_FOR, batch_name
 from holdfast.pipeline.definition import naming
-from holdfast.pipeline.definition.fingerprint import EARLIER, canonical, fingerprint, marks_of
+from holdfast.pipeline.definition.fingerprint import EARLIER, canonical, marks_of
 from holdfast.pipeline.definition.model import PipelineDefinition, Window
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.definition.streams import merged
@@ -151,11 +151,10 @@ def _audited(
             reader = readers.get(name)
             if isinstance(reader, TopicReader):
                 reader.start_at(start.offsets, start.since)
-        audit = PipelineAudit(
-            expanded, fingerprint(definition), settings, cluster, readers, options, reached, steps
-        )
+        [(mark, marks)] = marks_of(canonical(definition)).items()
+        audit = PipelineAudit(expanded, mark, settings, cluster, readers, options, reached, steps)
         audit.witnesses = witnesses
-        (audit.marks,) = marks_of(canonical(definition)).values()
+        audit.marks = marks
         audit.earlier = earlier_marks(naming.home_of(expanded))
         report = audit.run()
     took_ms = round((time.time() - started) * 1000)

@@ -117,6 +117,8 @@ def _step(step: Any, directory: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if value is None or type(value) in (str, int, bool, float):  # most are
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         plain = {
             each.name: _plain(getattr(value, each.name))
