@@ -226,6 +226,23 @@ def test_a_full_disk_does_not_prevent_starts_and_retention_makes_room(end: str) 
     assert node.connect().produce("t", batch(node)).error_code is ErrorCode.none
 
 
+@pytest.mark.parametrize("refused", [".index", RECOVERY_POINT_FILE, ".kafka_cleanshutdown"])
+def test_a_stop_for_which_there_is_no_room_fails_no_directory_and_loses_nothing(
+    node: BareNode, refused: str
+) -> None:
+    client = node.connect()
+    client.create_topic("t")
+    for number in range(3):
+        assert client.produce("t", batch(node, b"%d" % number)).error_code is ErrorCode.none
+    node.disk.plan(Fault("create", errno.ENOSPC, times=FOR_EVER, path_contains=refused))
+    node.disk.plan(Fault("write", errno.ENOSPC, times=FOR_EVER, path_contains=refused))
+    again = node.stop(SimulatedDisk.clear_faults)
+    assert not any("offline" in line for line in node.said), node.said
+    assert any("could not be left as a clean stop does" in line for line in node.said)
+    assert (node.node.is_left_clean, node.node.failures.fatal) == (False, None)
+    assert again.connect().fetch("t", 0).high_watermark == 3
+
+
 def test_on_a_full_disk_a_topic_can_be_deleted_after_a_start() -> None:
     node = started_again(filled(), "kill")
     client = node.connect()

@@ -30,7 +30,7 @@ from holdfast.broker.node.checkpoints import Checkpoints, LogStarts
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.connection import Connection
 from holdfast.broker.node.context import Answer, Part, RequestContext, Session
-from holdfast.broker.node.directories import LogDirectory
+from holdfast.broker.node.directories import REFUSED_ERRNOS, LogDirectory
 from holdfast.broker.node.failures import Failures, Presence, defect_reporter
 from holdfast.broker.node.fetch_sessions import FetchSessions
 from holdfast.broker.node.following import ImageFollower
@@ -49,7 +49,7 @@ from holdfast.broker.node.usual_produce import UsualProduce
 from holdfast.broker.node.wall_clock import WallClock
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
-from holdfast.saying import named, unfailing
+from holdfast.saying import named, unfailing, warn
 from holdfast.seams import Buffer, FlushTarget, Now
 from holdfast.wire.messages import decode_request
 from holdfast.wire.metadata_records import BrokerRegistrationChange, EndPoint
@@ -81,6 +81,8 @@ class Node:
         self.report = report = defect_reporter(say)
         self.troubles = Troubles(storage, lambda: seams.clock.now().monotonic_ms)
         self.timers = Timers(self._timer_failed)
+        self.is_left_clean = True
+        """Not if a stop lacked the room to write what the next start would have trusted."""
         self.meter = meter = Meter(seams.clock, named(say, loggers.REQUESTS))
         self.identity = Identity(config.node_id)
         self.accepted = AcceptedLosses(accept_loss)
@@ -160,7 +162,14 @@ class Node:
                         None if self.partitions.has_damaged(directory) else self.identity.broker_epoch,
                     )
                 except OSError as error:
-                    directory.take_offline(error)
+                    if error.errno not in REFUSED_ERRNOS:
+                        directory.take_offline(error)
+                    else:
+                        self.is_left_clean = False
+                        text = "what was acknowledged is there, and the next start verifies it"
+                        self.say(
+                            warn(f"{directory.path} could not be left as a clean stop does: {error}; {text}")
+                        )
             directory.release()
 
     def _fence(self, now: Now) -> None:
