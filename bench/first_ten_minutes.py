@@ -1,12 +1,16 @@
-"""How long a newcomer takes: README's commands, typed as they stand into a fresh copy of the checkout.
+"""How long a newcomer takes: README's commands and then the quick start's, typed as they stand, in a fresh environment.
 
 `python -m bench.first_ten_minutes` copies what git knows into a temporary directory, makes an environment beside it and
-runs the shell blocks of README from top to bottom, line by line. It reports when the first message was read, the first
-pipeline had run and the first proof was given, and every line that failed. Three things are not as typed: the broker
-listens on a free port, which the other commands learn from the environment; `make` is run for `make setup` alone; what
-stands behind the first proof is left out.
+runs the shell blocks and the programs of README.md and docs/quick-start.md from top to bottom. With `--wheel` there is
+no checkout: the environment has the wheel, with the extras that the pages name, and what the pages call
+`.venv/bin/` leads there. It reports when the first message was read, the first row of a pipeline was written and the
+first proof was given, and every line that failed.
 
-It needs the network wherever README does, and downloads what a newcomer would.
+Four things are not as typed: the broker listens on a free port, which the other commands learn from the environment and
+programs in place of 127.0.0.1:9092; the two pages' brokers are one; `make` is run for `make setup` alone; a consumer
+that runs for ever is interrupted after a while. What stands behind the first proof is left out.
+
+It needs the network wherever the pages do, and downloads what a newcomer would.
 """
 
 from __future__ import annotations
@@ -22,9 +26,12 @@ import time
 import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
+PAGES: Final = ("README.md", "docs/quick-start.md")
+EXTRAS: Final = "spark"
+"""All that the pages use up to the first proof."""
 SHELL: Final = ("", "sh", "bash", "shell", "console")
 """Languages of blocks that are typed into a terminal."""
 READY: Final = re.compile(r"ready on (\S+:\d+) ")
@@ -33,39 +40,71 @@ LINE_SECONDS_MAX: Final = 900.0
 LOOK_SECONDS: Final = 0.05
 FIRSTS: Final = {
     "first message": re.compile(r"\bconsume\b"),
-    "first pipeline run": re.compile(r"\bpipeline run\b"),
+    "first pipeline row": re.compile(r"\bpipeline run\b"),
     "first proof": re.compile(r"\baudit\b|\bpipeline audit\b"),
 }
 """What has happened when a line like this has ended well."""
+FOR_EVER_SECONDS: Final = 20.0
+"""How long a program may run that never ends by itself."""
+ADDRESS: Final = "127.0.0.1:9092"
 
 
-def typed_lines(text: str) -> Iterator[str]:
-    """Lines of shell blocks, those that go on joined, without what stands behind a `#`."""
+class Typed(NamedTuple):
+    text: str
+    is_program: bool = False
+
+    @property
+    def shown(self) -> str:
+        return f"python: {self.text.splitlines()[0]} …" if self.is_program else self.text
+
+
+def typed(text: str) -> Iterator[Typed]:
+    """Lines of shell blocks, those that go on joined, without what stands behind a `#`; programs as a whole."""
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        if language in SHELL:
+        if language == "python":
+            yield Typed(block, is_program=True)
+        elif language in SHELL:
             for line in block.replace("\\\n", " ").splitlines():
                 bare = re.sub(r"(^|\s)#.*$", "", line).strip().removeprefix("$ ")
                 if bare:
-                    yield bare
+                    yield Typed(bare)
 
 
-def is_left_out(line: str) -> bool:
+def is_left_out(line: str, *, has_checkout: bool) -> bool:
+    if not has_checkout and re.match(r"(make|pip)\b|.*\bexamples/", line):
+        return True
     return bool(re.match(r"(make (?!setup\b)|git clone\b|cd\b)", line))
 
 
 class Newcomer:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, wheel: Path | None) -> None:
+        self.has_checkout = wheel is None
         self.checkout = directory / "holdfast"
         self.checkout.mkdir()
-        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
-        subprocess.run(["tar", "x"], cwd=self.checkout, input=archive.stdout, check=True)
         venv.create(directory / "environment", with_pip=True)
+        self.address = ADDRESS
+        if wheel is None:
+            archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
+            subprocess.run(["tar", "x"], cwd=self.checkout, input=archive.stdout, check=True)
+        else:
+            (self.checkout / ".venv").symlink_to(directory / "environment")
+            pip = [directory / "environment" / "bin" / "pip", "install", "--quiet", "pytest"]
+            subprocess.run([*pip, f"{wheel.resolve()}[{EXTRAS}]"], check=True)
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HOLDFAST"))
         }
         path = f"{directory / 'environment' / 'bin'}:{kept['PATH']}"
         self.environment: Mapping[str, str] = {**kept, "PATH": path}
         self.broker: subprocess.Popen[bytes] | None = None
+
+    def run_program(self, text: str) -> bool:
+        is_test = "def test_" in text
+        file = self.checkout / ("test_typed.py" if is_test else "typed.py")
+        file.write_text(text.replace(ADDRESS, self.address), encoding="utf-8")
+        python = ".venv/bin/python -m pytest -q" if is_test else ".venv/bin/python"
+        if ".run(" not in text:
+            return self.type(f"{python} {file.name}")
+        return self.type(f"timeout --signal=INT --preserve-status {FOR_EVER_SECONDS} {python} {file.name}")
 
     def type(self, line: str) -> bool:
         """Whether the line ended well, or began well if it goes on."""
@@ -97,6 +136,7 @@ class Newcomer:
             time.sleep(LOOK_SECONDS)
         address = {"HOLDFAST_BOOTSTRAP_SERVER": found[1], "KAFKA": found[1]}
         self.environment = {**self.environment, **address}
+        self.address = found[1]
         return True
 
     def close(self) -> None:
@@ -108,24 +148,28 @@ class Newcomer:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--until", choices=list(FIRSTS), default="first proof", help="where to stop")
-    until = parser.parse_args().until
+    parser.add_argument("--wheel", type=Path, help="without a checkout: from this wheel, with its extras")
+    options = parser.parse_args()
+    until = options.until
     waiting = dict(FIRSTS)
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="first-ten-minutes-") as directory:
-        newcomer = Newcomer(Path(directory))
         began = time.monotonic()
+        newcomer = Newcomer(Path(directory), options.wheel)
         try:
-            for line in typed_lines((ROOT / "README.md").read_text(encoding="utf-8")):
-                if is_left_out(line):
+            for each in (each for page in PAGES for each in typed((ROOT / page).read_text(encoding="utf-8"))):
+                line = each.text
+                if not each.is_program and is_left_out(line, has_checkout=newcomer.has_checkout):
                     continue
-                is_well = newcomer.type(line)
+                is_well = newcomer.run_program(line) if each.is_program else newcomer.type(line)
                 print(
-                    f"{time.monotonic() - began:8.1f} s  {'ok    ' if is_well else 'FAILED'}  {line}",
+                    f"{time.monotonic() - began:8.1f} s  {'ok    ' if is_well else 'FAILED'}  {each.shown}",
                     flush=True,
                 )
                 if not is_well:
                     failed.append(line)
-                for what in [what for what, like in waiting.items() if is_well and like.search(line)]:
+                happened = is_well and not each.is_program
+                for what in [what for what, like in waiting.items() if happened and like.search(line)]:
                     print(f"{time.monotonic() - began:8.1f} s  == {what}", flush=True)
                     del waiting[what]
                 if until not in waiting:

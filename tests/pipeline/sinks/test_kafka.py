@@ -419,6 +419,31 @@ def test_a_compacted_topic_whose_last_rows_depend_on_batches_is_said(
     )
 
 
+@pytest.mark.parametrize("name", ["orders-claen", "orders-clean", "elsewhere"])
+def test_a_topic_that_was_missing_is_created_and_said_with_the_name_that_may_be_meant(
+    bootstrap: str, context: SinkContext, name: str
+) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("orders-clean", 1)])["orders-clean"].result(30)
+    said: list[str] = []
+    sink = KafkaSinkWriter(KafkaSink(name), "shop", None)
+    for _ in range(2):
+        sink.open(
+            replace(context, source={"bootstrap.servers": bootstrap}, warn=said.append),
+            cast("Any", "writing"),
+        )
+        sink.close()
+    created = f"sink 'kafka': there was no topic {name!r}, and it was created"
+    assert (
+        said
+        == {
+            "orders-claen": [f"{created}; there is 'orders-clean', in case that was meant"],
+            "orders-clean": [],
+            "elsewhere": [created],
+        }[name]
+    )
+
+
 class TestALostTopic:
     def written(self, make: Any, rows: Any, batches: Any) -> KafkaSinkWriter:
         sink: KafkaSinkWriter = make()

@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -230,7 +231,10 @@ class KafkaSinkWriter(Sink):
         if self._missing is not None:
             return
         if self._opened.partitions(self.topic) == 0:
+            near = get_close_matches(self.topic, self._opened.topics(), 1)
             self._opened.create(self.topic, -1, self.topic_config)
+            meant = f"; there is {near[0]!r}, in case that was meant" if near else ""
+            self._warn(f"sink {self.name!r}: there was no topic {self.topic!r}, and it was created{meant}")
         self.partitions = self._opened.partitions(self.topic)
         limit = self._opened.topic_setting(self.topic, "max.message.bytes")
         self._limit = None if limit is None else int(limit)

@@ -165,6 +165,9 @@ class LedgerTopic:
             return 0
         return len(found.partitions)
 
+    def topics(self) -> list[str]:
+        return list(self._ask(lambda: self.admin.list_topics(timeout=self._seconds)).topics)
+
     def topic_id(self, topic: str) -> str | None:
         """Nothing when there is no such topic; empty when its brokers give no ids."""
         asked = self.admin.describe_topics(TopicCollection([topic]), request_timeout=self._seconds)
