@@ -115,7 +115,9 @@ def handed_on(carried: Carried, turn: int, rows: int | None = None) -> Carried:
     """As an audit of all sinks hands it on, and as the next reads it; `rows` are those of a table without marks."""
     tables = {} if rows is None else {"windows": np.zeros((rows, 2), np.uint64)}
     assert carried.lacks == ""
-    return Carried.from_bytes(replace(carried, turns={"windows": turn}, tables=tables).as_bytes())
+    read = Carried.from_bytes(replace(carried, turns={"windows": turn}, tables=tables).as_bytes())
+    assert read is not None
+    return read
 
 
 @EXAMPLES

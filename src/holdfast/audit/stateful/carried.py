@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +32,8 @@ from holdfast.pipeline.positions import Place
 from holdfast.pipeline.row_digest import DigestKey, Digests, RowHasher
 
 META: Final = b"holdfast"
+FORM: Final = 1
+"""Of these streams: another holdfast may have written them otherwise."""
 COLUMN: Final = "column "
 ROUTE: Final = "route "
 
@@ -50,6 +52,7 @@ class CarriedRows:
 
 @dataclass(frozen=True)
 class _About(Document):
+    form: int = FORM
     places: tuple[Place, ...] = ()
     greatest: tuple[int, ...] = ()
     chains: Mapping[str, ChainEnd] = field(default_factory=dict)
@@ -89,9 +92,7 @@ class Carried:
         columns: dict[str, Any] = {}
         if rows is not None:
             routes = tuple(rows.routes)
-            about = _About(
-                rows.rows.places, rows.rows.greatest, self.chains, self.main, self.turns, about.tables, routes
-            )
+            about = replace(about, places=rows.rows.places, greatest=rows.rows.greatest, routes=routes)
             columns = {
                 "place": rows.rows.place_numbers(),
                 "offset": rows.rows.offsets,
@@ -112,10 +113,14 @@ class Carried:
         return sink.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Carried:
+    def from_bytes(cls, data: bytes) -> Carried | None:
+        """Nothing: it has a form that is not known here."""
         source = pa.BufferReader(data)
         table = pa.ipc.open_stream(source).read_all()
-        about = _About.from_json(json.loads(table.schema.metadata[META]))
+        said = json.loads(table.schema.metadata[META])
+        if said["form"] != FORM:
+            return None
+        about = _About.from_json(said)
         tables = {}
         for name in about.tables:
             kept = pa.ipc.open_stream(source).read_all()
