@@ -527,9 +527,9 @@ class FilesReader(ABC):
     def _not_below(self, scope: SinkScope | None) -> Iterator[DataFile]:
         """The files that may hold rows of the scope."""
         starts = {(each.topic, each.partition): at[0] for each, at in (scope.spans if scope else {}).items()}
-        turn = scope.turn if scope is not None and scope.turn is not None else -1
+        turn = None if scope is None else scope.turn
         found = (file for file in self._files() if not is_below(file.spans, starts))
-        return (file for file in found if file.turn is None or file.turn > turn)
+        return (file for file in found if turn is None or file.turn is None or file.turn > turn)
 
     def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
         for file in self._not_below(scope):
