@@ -10,6 +10,8 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,8 +30,10 @@ from holdfast.audit.stateful.carried import Memory
 from holdfast.audit.stateful.rows import Recorder
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.naming import client_settings
+from holdfast.pipeline.operations.erasing import CannotErase, perform_erase, plan_erase
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sinks.base import RowsRejected
+from holdfast.pipeline.sinks.erasing import WrongCondition
 
 ONLY = os.environ.get("HOLDFAST_SOUNDNESS_SEED")
 SEEDS = int(os.environ.get("HOLDFAST_SOUNDNESS_SEEDS") or by_tier(quick=0, check=2, long=300))
@@ -78,6 +82,15 @@ def evidence(report: Report) -> set[tuple[str, str, str]]:
     }
 
 
+def erase(world: World, chance: random.Random) -> None:
+    """Rows of some sink that can be erased from go for good."""
+    world.run()
+    sink = chance.choice(world.program.sinks).name
+    with suppress(CannotErase, WrongCondition):
+        perform_erase(plan_erase(world.definition, "who = 'ann'", "request 7", sinks=[sink]))
+        world.history.append(f"erased from {sink}")
+
+
 def play(estate: Estate, seed: int, state: Path) -> list[str]:
     world = World(estate, estate.directory / "worlds" / f"incremental-{seed}", seed)
     chance = random.Random(f"incremental {seed}")
@@ -99,7 +112,14 @@ def play(estate: Estate, seed: int, state: Path) -> list[str]:
             if not evidence(report) <= evidence(full):
                 wrong.append(f"less is recomputed: {evidence(report) - evidence(full)}")
             world.produce(chance.randrange(0, 12))
-            operations = (world.die, world.compact, world.rebuild, world.refill, world.change)
+            operations = (
+                world.die,
+                world.compact,
+                world.rebuild,
+                world.refill,
+                world.change,
+                partial(erase, world, chance),
+            )
             if chance.random() < 0.5:
                 chance.choice(operations)()
             world.run()

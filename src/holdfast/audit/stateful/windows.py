@@ -19,7 +19,7 @@ appends must hold is every row that was given out, once; of a sink that keeps on
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -52,15 +52,7 @@ class Windows:
         return len(self.keys)
 
     def where(self, chosen: Flags | Numbers) -> Windows:
-        return Windows(
-            self.keys[chosen],
-            self.starts[chosen],
-            self.ends[chosen],
-            self.turns[chosen],
-            self.counts[chosen],
-            self.digests[chosen],
-            self.sample[chosen],
-        )
+        return Windows(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
 
 @dataclass(frozen=True)
