@@ -99,7 +99,7 @@ class Router:
         def settle(*, have_run: bool = False) -> Routed:
             return self._settled(staged, update, versions or {})
 
-        return SimpleNamespace(is_observed=False, main=None, settle=settle)
+        return SimpleNamespace(is_observed=False, main=None, staged_rows=None, settle=settle)
 
     def _settled(self, staged: Staged, update: StateUpdate | None, versions: Mapping[str, str]) -> Routed:
         walk = Walk([])
@@ -157,7 +157,7 @@ class Router:
 
 
 def _staged(staged: Staged, update: StateUpdate | None) -> Iterator[Row]:
-    for path in staged.files:
+    for path in staged.files.values():
         for row in pq.read_table(path).to_pylist():
             place = {name: row[f"_{name}"] for name in ("topic", "partition", "offset")}
             row["_hf"] = place | {"index": 0}
