@@ -88,7 +88,7 @@ class Newcomer:
             subprocess.run(["tar", "x"], cwd=self.checkout, input=archive.stdout, check=True)
         else:
             (self.checkout / ".venv").symlink_to(directory / "environment")
-            pip = [directory / "environment" / "bin" / "pip", "install", "--quiet", "pytest"]
+            pip = [str(directory / "environment" / "bin" / "pip"), "install", "--quiet", "pytest"]
             subprocess.run([*pip, f"{wheel.resolve()}[{EXTRAS}]"], check=True)
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HOLDFAST"))
