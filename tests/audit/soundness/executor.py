@@ -79,6 +79,7 @@ class Router:
         self.operators = {
             step.name: None for step in self._program.steps if step.kind in ("dedupe", "window")
         }
+        self.makes_values = True
         self.empty_dead = Frame(LETTERS.empty_table())
 
     def empty(self, rows: str) -> Frame:
