@@ -1,6 +1,6 @@
 # Two commands matter to a newcomer: `make demo` and `make test`. Everything sets itself up.
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.holdfast-setup
 FETCHED_STAMP := $(VENV)/.holdfast-setup-fetched

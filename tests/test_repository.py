@@ -45,7 +45,7 @@ def files() -> Iterator[Path]:
     pending = [ROOT]
     while pending:
         for path in sorted(pending.pop().iterdir()):
-            if path.name in NOT_OURS or path.name.endswith(".egg-info"):
+            if path.name in NOT_OURS or path.name.startswith(".venv") or path.name.endswith(".egg-info"):
                 continue
             if path.is_dir():
                 pending.append(path)

@@ -31,10 +31,12 @@ def interrupted_at(point: int, call: Callable[[], Any], codes: Collection[CodeTy
         if frame.f_code not in codes:
             return None
         before = dis.opmap["RESUME"]
+        frame.f_trace = count  # from Python 3.13 on it comes before the next line
         frame.f_trace_opcodes = True
         return count
 
     traced = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks at the beginning whether any frame has it
     sys.settrace(begin)
     try:
         call()

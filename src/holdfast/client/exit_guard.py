@@ -137,12 +137,16 @@ def _end_with(code: int) -> None:
         ending = libc.exit if hasattr(libc, "gnu_get_libc_version") else libc._exit
         libc.__cxa_atexit(ctypes.cast(ending, ctypes.c_void_p), ctypes.c_void_p(code), None)
     except (OSError, AttributeError, TypeError):
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                continue
-        os._exit(code)
+        _leave(code)
+
+
+def _leave(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(code)
 
 
 def _watch_end_of_worker() -> None:
@@ -151,7 +155,7 @@ def _watch_end_of_worker() -> None:
     if process is not None and process.parent_process() is not None and not _workers:
         from multiprocessing.util import Finalize
 
-        _workers.append(Finalize(None, _at_end_of_worker, exitpriority=0))
+        _workers.append(Finalize(None, _at_end_of_worker, exitpriority=-sys.maxsize))  # after all others
 
 
 _workers: list[object] = []
@@ -159,8 +163,15 @@ _workers: list[object] = []
 
 def _at_end_of_worker() -> None:
     code = _settle()
-    if code:
+    if not code:
+        return
+    if sys.version_info < (3, 13):
         raise SystemExit(code)
+    # From 3.13 on `atexit` runs finalizers, and ignores SystemExit. Threads are all that is waited for after it.
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    _leave(code)
 
 
 def _after_fork() -> None:

@@ -174,7 +174,7 @@ def _encode(entity_type: Any, fields: Mapping[str, Any]) -> bytes:
 
 
 def _refuse_unknown_keys(entity_type: Any, fields: Mapping[str, Any]) -> None:
-    load = request_type if entity_type.__module__.endswith(".request") else response_type
+    load = request_type if entity_type.__name__.endswith("Request") else response_type
     known = _keys_by_struct(entity_type.__api_key__, load)
     _check_keys(entity_type, fields, known)
 
