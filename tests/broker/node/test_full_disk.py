@@ -239,7 +239,7 @@ def test_a_stop_for_which_there_is_no_room_fails_no_directory_and_loses_nothing(
     again = node.stop(SimulatedDisk.clear_faults)
     assert not any("offline" in line for line in node.said), node.said
     assert any("could not be left as a clean stop does" in line for line in node.said)
-    assert (node.node.is_left_clean, node.node.failures.fatal) == (False, None)
+    assert (node.node.failures.is_left_clean, node.node.failures.fatal) == (False, None)
     assert again.connect().fetch("t", 0).high_watermark == 3
 
 

@@ -51,6 +51,8 @@ class Failures:
     _say: Say
     fatal: str | None = field(default=None, init=False)
     """Why this broker cannot go on, once that is so."""
+    is_left_clean: bool = field(default=True, init=False)
+    """Not if a stop lacked the room to write what the next start would have trusted."""
     presence: Presence = field(init=False)
     on_fatal: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
 

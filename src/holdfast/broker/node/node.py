@@ -81,8 +81,6 @@ class Node:
         self.report = report = defect_reporter(say)
         self.troubles = Troubles(storage, lambda: seams.clock.now().monotonic_ms)
         self.timers = Timers(self._timer_failed)
-        self.is_left_clean = True
-        """Not if a stop lacked the room to write what the next start would have trusted."""
         self.meter = meter = Meter(seams.clock, named(say, loggers.REQUESTS))
         self.identity = Identity(config.node_id)
         self.accepted = AcceptedLosses(accept_loss)
@@ -165,7 +163,7 @@ class Node:
                     if error.errno not in REFUSED_ERRNOS:
                         directory.take_offline(error)
                     else:
-                        self.is_left_clean = False
+                        self.failures.is_left_clean = False
                         text = "what was acknowledged is there, and the next start verifies it"
                         self.say(
                             warn(f"{directory.path} could not be left as a clean stop does: {error}; {text}")

@@ -145,7 +145,7 @@ async def _serve(
     if server.node.failures.fatal is not None:
         say(error(f"stopped because {server.node.failures.fatal}"))
         return 1
-    say("stopped cleanly" if server.node.is_left_clean else "stopped")
+    say("stopped cleanly" if server.node.failures.is_left_clean else "stopped")
     return 0
 
 
