@@ -325,6 +325,27 @@ def test_steps_that_cannot_work_are_refused_in_words(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("steps", "makes_values"),
+    [
+        ((), False),
+        ((Expect("low", "id < 8"), Filter("even", "id % 2 = 0")), False),
+        ((Dedupe("once", ("id",), within="1m"), Expect("low", "id < 8")), False),
+        ((Sql("same", "SELECT * FROM input"),), True),
+        ((Expect("low", "id < 8"), Window("sums", {"n": "count(*)"}, size="1m", key=("id",))), True),
+    ],
+)
+def test_only_steps_that_choose_rows_leave_them_in_the_stage(
+    spark: SparkSession, steps: tuple[Step, ...], makes_values: bool
+) -> None:
+    from holdfast.pipeline.definition.model import PipelineDefinition, Source
+
+    from .conftest import ORDERS
+
+    source = Source(topics=("orders",), value=ORDERS, event_time=EventTime("_timestamp"))
+    assert Router(spark, PipelineDefinition("orders", source, steps)).makes_values is makes_values
+
+
 def test_a_lookup_within_the_query_is_fine(spark: SparkSession) -> None:
     from holdfast.pipeline.definition.model import PipelineDefinition, Source
 

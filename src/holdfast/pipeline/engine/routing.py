@@ -31,7 +31,16 @@ from holdfast.pipeline.core.failures import DefinitionWrong, StepError, Unbalanc
 from holdfast.pipeline.core.inspection import PlanShape, inspect, quiet_spark, run_query
 from holdfast.pipeline.core.sql import LINEAGE, quoted, struct_of
 from holdfast.pipeline.definition.columns import KEY_PREFIX
-from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
+from holdfast.pipeline.definition.model import (
+    Dedupe,
+    Expect,
+    Filter,
+    Lookup,
+    PipelineDefinition,
+    Python,
+    Sql,
+    Step,
+)
 from holdfast.pipeline.definition.streams import is_stateful
 from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.engine.aside import Gathering, route_digests
@@ -263,7 +272,8 @@ class Router:
     def _follow(self, schema: StructType) -> StructType:
         """Check every step, each with the schema that the one before gives; the last one's, as sinks see it."""
         spark, definition = self._spark, self._definition
-        self.makes_values = not all(isinstance(step, Expect | Filter) for step in definition.steps)
+        # A step with rows of its own may look at every column, also at the number that a staged row has.
+        self.makes_values = not all(isinstance(step, Expect | Filter | Dedupe) for step in definition.steps)
         expanding: list[str] = []
         for step in definition.steps:
             if isinstance(step, Expect | Filter):
@@ -326,7 +336,8 @@ class Router:
         noted = self._definition.source.topics if staged.intake.records <= ROWS_NOTED_MAX else ()
         operators = tuple(self._operators(alive, scratch, update, lookups or {}, noted))
         end = operators[-1].alive if operators else alive
-        numbered = None if self.makes_values else StagedRows(end.select(ROW), staged.files)
+        is_staged = bool(staged.files) and not self.makes_values
+        numbered = StagedRows(end.select(ROW), staged.files) if is_staged else None
         return MicroBatch(self, staged, rows, narrow(end), operators, update, numbered)
 
     def _step_input(self, rows: DataFrame, batch_time_ms: int, update: StateUpdate | None) -> DataFrame:
