@@ -230,18 +230,19 @@ class KafkaSinkWriter(Sink):
         self._missing = self._lost_topic(had)
         if self._missing is not None:
             return
-        if self._opened.partitions(self.topic) == 0:
+        self.partitions = self._opened.partitions(self.topic)
+        if self.partitions == 0:
             near = get_close_matches(self.topic, self._opened.topics(), 1)
-            self._opened.create(self.topic, -1, self.topic_config)
+            self.partitions = self._opened.create(self.topic, -1, self.topic_config)
             meant = f"; there is {near[0]!r}, in case that was meant" if near else ""
             self._warn(f"sink {self.name!r}: there was no topic {self.topic!r}, and it was created{meant}")
-        self.partitions = self._opened.partitions(self.topic)
-        limit = self._opened.topic_setting(self.topic, "max.message.bytes")
+        settings = self._opened.topic_settings(self.topic)
+        limit = settings.get("max.message.bytes")
         self._limit = None if limit is None else int(limit)
         if limit is not None:
             # Brokers refuse a batch as a whole: one made of small records must not be too large.
             self._batch_bytes = max(1024, min(BATCH_BYTES, int(limit) - BATCH_OVERHEAD_BYTES))
-        self._needs_keys = "compact" in (self._opened.topic_setting(self.topic, "cleanup.policy") or "")
+        self._needs_keys = "compact" in (settings.get("cleanup.policy") or "")
         if self._needs_keys and self._last_of_key and not self._has_warned:
             self._has_warned = True
             self._warn(f"sink {self.name!r}: the topic {self.topic!r} is compacted: {self._last_of_key}")

@@ -180,18 +180,21 @@ class LedgerTopic:
         has_id = found.get_most_significant_bits() or found.get_least_significant_bits()
         return str(found) if has_id else ""
 
-    def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
-        """Make a topic with the cluster's default of replicas; one that is there already is fine."""
+    def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> int:
+        """Make a topic with the cluster's default of replicas; one that is there already is fine. Returns how many
+        partitions it has."""
         new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=dict(config))
         self._await(self.admin.create_topics([new]), KafkaError.TOPIC_ALREADY_EXISTS)
-        self._until(topic, 1)
+        return self._until(topic, 1)
 
     def ensure(self, writers: int) -> int:
         """The ledger has a partition for each writer, at least; returns how many it has."""
         have = self.partitions(self.name)
+        if have >= writers:
+            return have
         if have == 0:
             self.create(self.name, writers, {"cleanup.policy": "compact"})
-        elif have < writers:
+        else:
             self._await(
                 self.admin.create_partitions([NewPartitions(self.name, writers)]),
                 KafkaError.INVALID_PARTITIONS,
@@ -209,13 +212,12 @@ class LedgerTopic:
                 raise SinkError(f"sink {self._sink!r}: topic {topic!r} did not appear")
             time.sleep(0.02)
 
-    def topic_setting(self, topic: str, name: str) -> str | None:
+    def topic_settings(self, topic: str) -> dict[str, str | None]:
         from confluent_kafka.admin import ConfigResource
 
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         future = self.admin.describe_configs([resource], request_timeout=self._seconds)[resource]
-        found = self._ask(future.result).get(name)
-        return None if found is None else found.value
+        return {name: found.value for name, found in self._ask(future.result).items()}
 
     def read(self) -> list[Last]:
         """The last committed record of every partition; none when there is no ledger."""
