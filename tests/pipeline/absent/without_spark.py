@@ -174,6 +174,7 @@ class PlainRouter:
     def __init__(self, spark: Any, definition: PipelineDefinition, tables: Any) -> None:
         assert not definition.steps, "steps need Spark"
         self.operators: dict[str, Any] = {}
+        self.makes_values = False
         self.empty_dead = Frame(LETTERS.empty_table())
 
     def empty(self, rows: str) -> Frame:
