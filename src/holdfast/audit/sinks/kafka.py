@@ -363,9 +363,7 @@ class TopicReader:
         for batch in self.records(is_whole=scope is None):
             kept, places = self._known(batch)
             if kept.num_rows:
-                lineage = {
-                    name.removeprefix("_hf_"): column for name, column in lineage_columns(places).items()
-                }
+                lineage = {name.removeprefix("_hf_"): each for name, each in lineage_columns(places).items()}
                 yield ContentBatch({name: kept.column(name) for name in types}, lineage)
 
     def find(self, place: Place, offset: int) -> list[str]:
