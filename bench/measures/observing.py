@@ -18,7 +18,7 @@ from bench.model import MeasureResult, Metrics, Row
 from bench.servers import Child, Durability, HoldfastBroker
 from holdfast.testing.processes import free_ports
 
-COUNT: Final = 3_000
+COUNT: Final = 40_000
 CLIENTS: Final = 4
 RECORD_BYTES: Final = 100
 TOPICS: Final = 10

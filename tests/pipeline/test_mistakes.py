@@ -136,8 +136,8 @@ def test_a_mistake_is_one_line_that_says_where_and_what(
     for name, value in {"port": str(port), "address": os.environ["HOLDFAST_BOOTSTRAP_SERVER"]}.items():
         expected = expected.replace(f"{{{name}}}", value)
     assert found[0] == code
-    (line,) = found[1].splitlines()
-    assert line.startswith(f"p.yaml:{expected}")
+    assert found[1].startswith(f"p.yaml:{expected}")
+    assert found[1].count("\n") == 1, found[1]
 
 
 def test_other_columns_than_the_sink_holds_are_named_with_its_line(

@@ -467,3 +467,4 @@ def write_state(path: str, proven: Proven) -> None:
     os.makedirs(os.path.dirname(whole), exist_ok=True)
     text = json.dumps(proven.as_json(), ensure_ascii=False, separators=(",", ":"))
     write_atomically(RealFileSystem(), whole, text.encode("utf-8", "backslashreplace") + b"\n")
+    os.chmod(whole, 0o600)  # the key of the digests that the next audit goes on from is in it

@@ -159,15 +159,17 @@ def _watch_end_of_worker() -> None:
 
 
 _workers: list[object] = []
+ATEXIT_RUNS_FINALIZERS: Final[bool] = sys.version_info >= (3, 13)
+"""Of worker processes of `multiprocessing`."""
 
 
 def _at_end_of_worker() -> None:
     code = _settle()
     if not code:
         return
-    if sys.version_info < (3, 13):
+    if not ATEXIT_RUNS_FINALIZERS:
         raise SystemExit(code)
-    # From 3.13 on `atexit` runs finalizers, and ignores SystemExit. Threads are all that is waited for after it.
+    # `atexit` ignores SystemExit. Threads are all that is waited for after it.
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

@@ -34,6 +34,15 @@ class Places(NamedTuple):
     offsets: Numbers
     indexes: Numbers
 
+    def columns(self) -> dict[str, pa.Array]:
+        """As the columns of lineage that rows in tables have."""
+        return {
+            "_hf_topic": self.topics.dictionary_decode(),
+            "_hf_partition": pa.array(self.partitions, pa.int32()),
+            "_hf_offset": pa.array(self.offsets, pa.int64()),
+            "_hf_index": pa.array(self.indexes, pa.int32()),
+        }
+
 
 def flat_headers(column: pa.Array) -> tuple[pa.Array, pa.Array, Numbers]:
     """Names and values of all headers of a column, one behind the other, and where each record's begin and end."""

@@ -345,8 +345,7 @@ class TopicReader:
         """Of a record: `key`, `value` and `headers`, beside its lineage."""
         for batch in self.records():
             kept, places = self._known(batch)
-            found = lineage_columns(places)
-            found |= {
+            found = places.columns() | {
                 name: kept.column(name)
                 for name in columns
                 if name in ("key", "value", "timestamp", "headers")
@@ -363,7 +362,7 @@ class TopicReader:
         for batch in self.records(is_whole=scope is None):
             kept, places = self._known(batch)
             if kept.num_rows:
-                lineage = {name.removeprefix("_hf_"): each for name, each in lineage_columns(places).items()}
+                lineage = {name.removeprefix("_hf_"): each for name, each in places.columns().items()}
                 yield ContentBatch({name: kept.column(name) for name in types}, lineage)
 
     def find(self, place: Place, offset: int) -> list[str]:
@@ -469,7 +468,7 @@ class KafkaReader(TopicReader):
                 )
             ]
             names = dict.fromkeys(name for row in rows for name in row)
-            found = lineage_columns(places)
+            found = places.columns()
             found |= {name: _column(name, [row.get(name) for row in rows]) for name in names}
             table = pa.table(found)
             for each in table.combine_chunks().to_batches():
@@ -481,21 +480,12 @@ def own_settings(source: Mapping[str, str], bootstrap: str | None, own: Mapping[
     return {**source, **own} if bootstrap is None else {**own, "bootstrap.servers": bootstrap}
 
 
-def lineage_columns(places: headers.Places) -> dict[str, Any]:
-    return {
-        "_hf_topic": places.topics.dictionary_decode(),
-        "_hf_partition": pa.array(places.partitions, pa.int32()),
-        "_hf_offset": pa.array(places.offsets, pa.int64()),
-        "_hf_index": pa.array(places.indexes, pa.int32()),
-    }
-
-
 def window_row(key: bytes | None, value: bytes | None) -> dict[str, Any]:
     """The columns of a window's record."""
     try:
         document = json.loads(value if value is not None else key or b"{}")
     except ValueError:
-        return {}
+        document = None
     if not isinstance(document, dict):
         return {}
     return document if value is not None else {**document, "_hf_count": 0, "_hf_digest": 0}
@@ -606,6 +596,5 @@ def _texts(values: pa.Array) -> pa.Array:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
         raw = values.to_pylist()
-        return pa.array(
-            [None if each is None else each.decode("utf-8", "replace") for each in raw], pa.string()
-        )
+        texts = [None if each is None else each.decode("utf-8", "replace") for each in raw]
+        return pa.array(texts, pa.string())
