@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -24,6 +25,7 @@ from holdfast.audit.model import AuditError, Fate, Finding, Unproven
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.ledger import Entry, Erasure
 from holdfast.pipeline.positions import Place, Positions
+from holdfast.reader import Cluster
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -333,3 +335,25 @@ def is_below(
 ) -> bool:
     """Whether all of a batch lies before where a scope starts, so that its rows need not be read."""
     return bool(spans) and all(parts[-1][1] <= starts.get(key, -1) for key, parts in spans.items())
+
+
+class Connections:
+    """Connections to one cluster that outlast a reading: the next one takes it, two at once have one each."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._unused: list[Cluster] = []
+
+    @contextmanager
+    def one(self) -> Iterator[Cluster]:
+        cluster = self._unused.pop() if self._unused else Cluster(self._settings)
+        try:
+            yield cluster
+        except BaseException:  # a reading that is given up may have asked for more
+            cluster.close()
+            raise
+        self._unused.append(cluster)
+
+    def close(self) -> None:
+        for cluster in self._unused:
+            cluster.close()

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +41,7 @@ from holdfast.audit.record_walk import await_decided
 from holdfast.audit.sinks import headers
 from holdfast.audit.sinks.base import (
     NOWHERE_YET,
+    Connections,
     ContentBatch,
     DeadLetterRow,
     ErasedRows,
@@ -210,10 +210,9 @@ class TopicReader:
         self.is_exact = False
         self.undecided_offsets = 0
         """At the topic's ends, behind transactions that stayed open: nobody can say yet whether records there count."""
-        self._unused: list[Cluster] = []
-        """Connections that nobody reads from at the moment: two readings at once have one each."""
+        self._connections = Connections(self._settings)
         try:
-            with self._connected() as cluster:
+            with self._connections.one() as cluster:
                 ledger = self._find_ranges(cluster, self.ledger_topic)
                 self._has_ledger = ledger is not None
                 self._read_ledger(cluster, ledger or [])
@@ -223,7 +222,6 @@ class TopicReader:
                 self._dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
                 """By partition: how many offsets it no longer begins with."""
         except ClusterError as error:
-            self.close()
             raise SinkUnreadable(f"sink {name!r}: {error}") from error
 
     def _read_ledger(self, cluster: Cluster, ranges: Sequence[PartitionRange]) -> None:
@@ -291,7 +289,7 @@ class TopicReader:
         if not ranges:
             return
         try:
-            with self._connected() as cluster:
+            with self._connections.one() as cluster:
                 yield from cluster.read(ranges, batch_bytes=BATCH_BYTES, reports=self.reports)
         except ClusterError as error:
             raise SinkUnreadable(f"sink {self.name!r}: {error}") from error
@@ -432,17 +430,8 @@ class TopicReader:
             )
         return found
 
-    @contextmanager
-    def _connected(self) -> Iterator[Cluster]:
-        cluster = self._unused.pop() if self._unused else Cluster(self._settings)
-        try:
-            yield cluster
-        finally:
-            self._unused.append(cluster)
-
     def close(self) -> None:
-        for cluster in self._unused:
-            cluster.close()
+        self._connections.close()
 
 
 class KafkaReader(TopicReader):
