@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Final, get_args, get_type_hints
 from urllib.parse import quote, quote_plus
 
@@ -182,23 +182,13 @@ class _References:
 
 
 _KNOWN: Final[dict[type, dict[str, Any]]] = {}
-_PLAIN: Final = (str, int, bool, float, NoneType, Ellipsis)
 
 
 def _hints(model: type) -> dict[str, Any]:
-    """Those that can lead to a text to expand; read once: that takes longer than all the rest."""
+    """Read once: that takes longer than all the rest."""
     if model not in _KNOWN:
-        hints = get_type_hints(model, include_extras=True)
-        _KNOWN[model] = {name: hint for name, hint in hints.items() if not _is_plain(hint)}
+        _KNOWN[model] = get_type_hints(model, include_extras=True)
     return dict(_KNOWN[model])
-
-
-def _is_plain(hint: Any) -> bool:
-    marks = getattr(hint, "__metadata__", ())
-    inner = get_args(hint)[: 1 if marks else None]
-    if any(isinstance(mark, Expansion) for mark in marks):
-        return False
-    return all(map(_is_plain, inner)) if inner else hint in _PLAIN or isinstance(hint, str | bool)
 
 
 def incomplete_references(definition: PipelineDefinition) -> list[Finding]:
