@@ -91,6 +91,7 @@ class Router:
         [self._lookup] = [step for step in definition.steps if isinstance(step, Lookup)]
         lookups.added_columns(self._lookup, definition.directory)  # as it is asked at a start
         self.operators = {"once": None}
+        self.makes_values = True
         self.empty_dead = Frame(LETTERS.empty_table())
 
     def empty(self, rows: str) -> Frame:
