@@ -13,7 +13,7 @@ from tests.audit.soundness.strokes import damage
 from tests.audit.soundness.worlds import Estate, lived
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-SEEDS = 240
+SEEDS = 600
 
 
 @pytest.fixture(scope="module")
