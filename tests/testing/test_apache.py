@@ -92,7 +92,7 @@ def test_a_broker_that_cannot_start_quotes_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.java
-@pytest.mark.check
+@pytest.mark.long
 @pytest.mark.interop
 @pytest.mark.usefixtures("jars")
 def test_a_port_that_another_took_meanwhile_is_given_up_for_a_free_one(tmp_path: Path) -> None:
