@@ -99,6 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         beyond = {item for item in items if tiers.TIERS.index(tier_of(item)) > tiers.TIERS.index(tier)}
         config.hook.pytest_deselected(items=list(beyond))
         items[:] = [item for item in items if item not in beyond]
+    # One worker goes through all that share a JVM: begun last, they would keep the others waiting.
+    items.sort(key=lambda item: not any(item.get_closest_marker(mark) for mark in GROUP_OF_MARK))
     yield
 
 

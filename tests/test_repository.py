@@ -40,6 +40,10 @@ REGISTRIES = re.compile(
 )
 
 
+READS_ALL = pytest.mark.check
+"""`make test` does without the tests that read every file, as it does without the linters."""
+
+
 def files() -> Iterator[Path]:
     """Every text file that belongs to the repository."""
     pending = [ROOT]
@@ -66,6 +70,7 @@ def found(pattern: re.Pattern[str], paths: Iterator[Path] | list[Path]) -> list[
     ]
 
 
+@READS_ALL
 def test_nothing_is_left_unfinished() -> None:
     ours = [path for path in files() if path != Path(__file__).resolve()]
     assert len(ours) > 200
@@ -121,6 +126,7 @@ def test_code_lines_are_counted_without_blanks_comments_and_docstrings() -> None
     assert code_lines('"""One\ntwo."""\n\n# why\nx = 1  # one\ny = """a\nb"""\n') == 3
 
 
+@READS_ALL
 @pytest.mark.xdist_group("syntax")
 def test_the_code_does_not_grow_unsaid() -> None:
     support = sorted((ROOT / "tests" / "support").rglob("*.py"))
@@ -147,6 +153,7 @@ def fields_of(definition: ast.ClassDef) -> set[str]:
     }
 
 
+@READS_ALL
 @pytest.mark.xdist_group("syntax")
 def test_no_class_holds_more_fields_than_one_idea_needs() -> None:
     """The tables of settings in `config` excepted."""
@@ -173,6 +180,7 @@ PROGRAMS = {
 """Modules that print or end the process, and why they may."""
 
 
+@READS_ALL
 @pytest.mark.xdist_group("syntax")
 def test_only_the_command_line_prints_and_ends_the_process() -> None:
     speaking = set()
@@ -191,6 +199,7 @@ def test_only_the_command_line_prints_and_ends_the_process() -> None:
     assert speaking == PROGRAMS.keys()
 
 
+@READS_ALL
 def test_no_registry_stands_in_any_file() -> None:
     assert found(REGISTRIES, files()) == []
 

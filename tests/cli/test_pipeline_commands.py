@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.admin.settings import ConnectionSettings
+
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 YAML = """\
@@ -172,7 +174,10 @@ def test_explain_of_a_topic_that_is_not_there(run_here: Run, file: Path) -> None
     assert b"create it with 'holdfast topics create --topic nowhere-at-all'" in result.stderr
 
 
-def test_an_unreachable_broker_is_exit_code_3(run_here_anywhere: Run, file: Path, dead_address: str) -> None:
+def test_an_unreachable_broker_is_exit_code_3(
+    run_here_anywhere: Run, file: Path, dead_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ConnectionSettings, "connect_timeout_ms", 300)
     result = run_here_anywhere(
         "pipeline", "explain", str(file), "--ask-broker", "--bootstrap-server", dead_address
     )

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import pytest
 from tests.pipeline.absent.without_spark import PlainRouter, without_spark
 
+from holdfast.admin.settings import ConnectionSettings
 from holdfast.broker.server.embed import Broker
 from holdfast.cli import exits
 from holdfast.cli.app import run_command
@@ -99,6 +100,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         with Producer(broker.bootstrap_servers) as producer:
             producer.send("orders", json.dumps({"id": 1, "amount": 2.5}).encode()).wait()
         monkeypatch.setenv("HOLDFAST_BOOTSTRAP_SERVER", broker.bootstrap_servers)
+        monkeypatch.setattr(ConnectionSettings, "connect_timeout_ms", 1_000)
         monkeypatch.chdir(tmp_path)
         yield tmp_path
 

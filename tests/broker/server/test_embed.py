@@ -29,9 +29,9 @@ def create_topic(broker: Broker, name: str) -> object:
 def break_metadata(broker: Broker) -> None:
     """From now on its metadata log cannot be written, which a change shows."""
     assert broker.server is not None
-    metadata = broker.server.node.metadata.hosted
-    unwritable = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(unwritable, cast(RealFile, metadata.log.segments[-1].file).fd)
+    file = cast(RealFile, broker.server.node.metadata.hosted.log.segments[-1].file)
+    unwritable = os.open(file.path, os.O_RDONLY)
+    os.dup2(unwritable, file.fd)
     os.close(unwritable)
     create_topic(broker, "refused")
 
