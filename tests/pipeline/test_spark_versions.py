@@ -34,6 +34,7 @@ def test_pipelines_run_end_to_end_on_another_version(version: str, tmp_path: Pat
     modules = ["test_end_to_end.py", "test_stateful_guide.py"]
     modules += ["test_source.py"] if version in WITH_STREAMS else []
     here = Path(__file__).parent
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     ran = subprocess.run(
         [
             sys.executable,
@@ -44,7 +45,7 @@ def test_pipelines_run_end_to_end_on_another_version(version: str, tmp_path: Pat
             "no:cacheprovider",
             *(str(here / name) for name in modules),
         ],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": path},
         cwd=here.parents[1],
         capture_output=True,
         text=True,

@@ -116,13 +116,17 @@ class SparkScene:
         }
         return PipelineDefinition(name=self.topic, **values)
 
-    def run(self, faults: Faults = no_faults, **changes: Any) -> Summary:
+    def run(
+        self, faults: Faults = no_faults, *, accept_loss: tuple[str, ...] = (), **changes: Any
+    ) -> Summary:
         from holdfast.pipeline.engine.running import (
             run_pipeline,
         )  # with Arrow, which other experiments do without
 
         definition = self.definition(**changes)
-        return run_pipeline(definition, spark=self.spark, signals=False, faults=faults)
+        return run_pipeline(
+            definition, spark=self.spark, signals=False, faults=faults, accept_loss=accept_loss
+        )
 
     def crash(self, point: str, **changes: Any) -> None:
         """Run until the driver passes this point, and no further."""
