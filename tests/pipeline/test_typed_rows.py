@@ -124,6 +124,7 @@ class World:
     def __init__(self, broker: Broker, home: Path, seed: int, count: int) -> None:
         self.bootstrap = broker.bootstrap_servers
         self.home = home
+        self.seed = seed
         self.whole, self.topics = every_format(seed, count)
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         for each in admin.create_topics([NewTopic(topic, 2, 1) for topic in self.topics]).values():
@@ -218,9 +219,18 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture
+def database(world: World, server: PostgresServer) -> str:
+    """The address of one of its own: a pipeline refuses the tables of another world."""
+    name = f"seed_{world.seed}"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return server.url.rpartition("/")[0] + f"/{name}"
+
+
 @pytest.mark.parametrize("world", WORLDS, indirect=True)
-def test_rows_of_every_type_come_out_equal(world: World, spark: SparkSession, server: PostgresServer) -> None:
-    files, table = ParquetSink("parquet"), PostgresSink(server.url, "typed")
+def test_rows_of_every_type_come_out_equal(world: World, spark: SparkSession, database: str) -> None:
+    files, table = ParquetSink("parquet"), PostgresSink(database, "typed")
     definition = world.definition(files, DeltaSink("delta"), KafkaSink("out"), table, steps=STEPS)
     run_pipeline(definition, spark=spark, signals=False)
     dead = world.dead_letters()
@@ -232,8 +242,9 @@ def test_rows_of_every_type_come_out_equal(world: World, spark: SparkSession, se
     for number, said in rejected.items():
         assert any(repr(name) in said for name in nul[number])
     expected = {number: row for number, row in world.expected().items() if number not in nul}
-    for reader, found in readers(world, spark, server).items():
-        assert (reader, typed_rows.differences(world.whole.kinds, expected, found)) == (reader, [])
+    for reader, found in readers(world, spark, database).items():
+        rows = typed_rows.with_one_zero(world.whole.kinds, expected) if reader == "psycopg" else expected
+        assert (reader, typed_rows.differences(world.whole.kinds, rows, found)) == (reader, [])
 
 
 @pytest.mark.long
@@ -276,19 +287,19 @@ def test_steps_with_a_memory_hand_on_what_they_were_given(world: World, spark: S
         assert (reader, typed_rows.differences(world.whole.kinds, expected, rows)) == (reader, [])
 
 
-def readers(world: World, spark: SparkSession, server: PostgresServer) -> Mapping[str, Any]:
+def readers(world: World, spark: SparkSession, database: str) -> Mapping[str, Any]:
     files = str(world.home / "parquet")
     return {
         "pyarrow": pyarrow.dataset.dataset(files, partitioning="hive").to_table().to_pylist(),
         "Spark": spark.read.parquet(files).toArrow().to_pylist(),
         "deltalake": DeltaTable(world.home / "delta").to_pyarrow_table().to_pylist(),
         "consumer": world.json_rows("out"),
-        "psycopg": in_postgres(world, server),
+        "psycopg": in_postgres(world, database),
     }
 
 
-def in_postgres(world: World, server: PostgresServer) -> Iterator[dict[str, Any]]:
-    with psycopg.connect(server.url) as connection:
+def in_postgres(world: World, database: str) -> Iterator[dict[str, Any]]:
+    with psycopg.connect(database) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         psycopg.types.json.set_json_loads(typed_rows.parsed, connection)
         cursor = connection.execute("SELECT * FROM typed")

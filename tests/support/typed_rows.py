@@ -261,6 +261,23 @@ def plain(kind: Kind, value: Any) -> Any:
     return {name: plain(inner, value[name]) for name, inner in kind[1:]}
 
 
+NEGATIVE_ZEROS = {"float": plain("float", -0.0), "double": plain("double", -0.0)}
+
+
+def with_one_zero(kinds: Mapping[str, Kind], rows: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Rows of plain values as `jsonb` keeps them: what is nested has no negative zero."""
+
+    def fit(kind: Kind, value: Any) -> Any:
+        is_zero = isinstance(kind, str) and kind in NEGATIVE_ZEROS and value == NEGATIVE_ZEROS[kind]
+        return plain(kind, 0.0) if is_zero else value
+
+    nested = {name: kind for name, kind in kinds.items() if not isinstance(kind, str)}
+    return {
+        number: row | {name: walk(kind, row[name], fit) for name, kind in nested.items()}
+        for number, row in rows.items()
+    }
+
+
 def of_json(kind: Kind, value: Any) -> Any:
     """What a reader of JSON makes of a parsed document (numbers as `Decimal` or int) that knows the types."""
     if value is None:
