@@ -90,20 +90,8 @@ EXTREMES: Mapping[str, tuple[Any, ...]] = {
             "true",
             "-0",
         ),
-        *(
-            'say "x", y;',
-            "'",
-            "\r",
-            "\n",
-            "\r\n",
-            "\t",
-            "\x7f\x01",
-            " a ",
-            "\u00e9",
-            "e\u0301",
-            "\ufeffa",
-            "\u2028",
-        ),
+        *('say "x", y;', "'", "\r", "\n", "\r\n", "\t", "\x7f\x01", " a "),
+        *("\u00e9", "e\u0301", "\ufeffa", "\u2028"),
         *("\U0001f600", "\uffff", "中文", "{}", "[1]", "%41", "a=b/c", "x" * 70_000, "\u00df" * 3000),
     ),
     "binary": (b"", b"\0", b"\xff\xfe", bytes(range(256)), b"\\x00", b"a" * 70_000),
@@ -259,23 +247,6 @@ def plain(kind: Kind, value: Any) -> Any:
         assert len(dict(pairs)) == len(pairs)
         return {key: plain(kind[1], each) for key, each in pairs}
     return {name: plain(inner, value[name]) for name, inner in kind[1:]}
-
-
-NEGATIVE_ZEROS = {"float": plain("float", -0.0), "double": plain("double", -0.0)}
-
-
-def with_one_zero(kinds: Mapping[str, Kind], rows: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Rows of plain values as `jsonb` keeps them: what is nested has no negative zero."""
-
-    def fit(kind: Kind, value: Any) -> Any:
-        is_zero = isinstance(kind, str) and kind in NEGATIVE_ZEROS and value == NEGATIVE_ZEROS[kind]
-        return plain(kind, 0.0) if is_zero else value
-
-    nested = {name: kind for name, kind in kinds.items() if not isinstance(kind, str)}
-    return {
-        number: row | {name: walk(kind, row[name], fit) for name, kind in nested.items()}
-        for number, row in rows.items()
-    }
 
 
 def of_json(kind: Kind, value: Any) -> Any:

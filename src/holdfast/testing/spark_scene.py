@@ -116,12 +116,9 @@ class SparkScene:
         }
         return PipelineDefinition(name=self.topic, **values)
 
-    def run(
-        self, faults: Faults = no_faults, *, accept_loss: tuple[str, ...] = (), **changes: Any
-    ) -> Summary:
-        from holdfast.pipeline.engine.running import (
-            run_pipeline,
-        )  # with Arrow, which other experiments do without
+    def run(self, faults: Faults = no_faults, accept_loss: tuple[str, ...] = (), **changes: Any) -> Summary:
+        # With Arrow, which other experiments do without.
+        from holdfast.pipeline.engine.running import run_pipeline
 
         definition = self.definition(**changes)
         return run_pipeline(

@@ -21,9 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.lab.checking import DUPLICATED, LOST, SKIPPED, UNSEEN
 from holdfast.lab.experiment import Claim, Experiment, Lab
 from holdfast.lab.watching import field_of
-from holdfast.pipeline.definition.model import (
-    KafkaSink,
-)
+from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.definition.naming import DIGEST_KEY_NAME
 from holdfast.pipeline.guards import GuardTripped
 from holdfast.testing.engines import QUIET, NotComeAbout
