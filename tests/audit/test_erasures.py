@@ -86,6 +86,7 @@ def play(estate: Estate, seed: int) -> list[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.check
 def test_erased_rows_are_told_and_damage_beside_them_is_found(estate: Estate) -> None:
     wrong = [line for seed in range(SEEDS) for line in play(estate, seed)]
     assert not wrong, "\n".join(wrong)
@@ -238,6 +239,7 @@ def _of_other_rows(entry: dict[str, Any]) -> None:
     entry["erased"]["reason"] = "another"
 
 
+@pytest.mark.check
 def test_what_cannot_be_erased_is_said(estate: Estate) -> None:
     world = world_with(estate, "kafka", "refused")
     with lived(estate, world.seed) as world:

@@ -48,6 +48,7 @@ def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
 
 
 @pytest.mark.parametrize("seed", WITH_A_TOPIC)
+@pytest.mark.check
 def test_what_is_new_is_held_against_its_digests(estate: Estate, seed: int) -> None:
     world = World(estate, estate.directory / "worlds" / str(seed), seed)
     try:

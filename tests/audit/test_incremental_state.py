@@ -163,6 +163,7 @@ def counted(kind: type, method: str, counts: Counter[str], count: Callable[..., 
 
 
 @pytest.mark.parametrize("seed", ALONE[: by_tier(quick=1, check=1, long=2)])
+@pytest.mark.check
 def test_records_and_files_of_what_is_proven_are_not_read_again(estate: Estate, seed: int) -> None:
     """Duplicates and windows, into Delta and Parquet."""
     world = World(estate, estate.directory / "worlds" / f"cost-{seed}", seed)
@@ -199,6 +200,7 @@ def test_records_and_files_of_what_is_proven_are_not_read_again(estate: Estate, 
         world.end()
 
 
+@pytest.mark.check
 def test_without_what_was_handed_on_everything_is_looked_at(estate: Estate, tmp_path: Path) -> None:
     world = World(estate, estate.directory / "worlds" / "harm", 24)
     try:

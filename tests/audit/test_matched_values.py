@@ -106,6 +106,7 @@ def test_null_rows_that_nobody_explains_are_counted_apart_where_asked() -> None:
     assert compared([(b"a", 0, Zone.SCOPE)], [None, None, b"x"]).extra == 3
 
 
+@pytest.mark.check
 def test_more_than_memory_holds_is_compared_in_files(tmp_path: Path) -> None:
     count = 400_000
     numbers = np.arange(count)
@@ -121,6 +122,7 @@ def test_more_than_memory_holds_is_compared_in_files(tmp_path: Path) -> None:
     assert (outcome.extra, outcome.duplicated_rows) == (0, {})
 
 
+@pytest.mark.check
 def test_long_values_are_told_apart_to_their_last_byte_in_little_memory(tmp_path: Path) -> None:
     long = b"x" * 200_000
     values = [b"%06d" % each + long for each in range(300)]

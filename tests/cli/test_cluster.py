@@ -20,6 +20,7 @@ def cluster(*arguments: str) -> int:
     return run(lambda: run_command(["cluster", *arguments]))
 
 
+@pytest.mark.check
 def test_a_cluster_is_there_until_it_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--directory", str(tmp_path))
     # From a process of its own, which is gone when the cluster is asked for.

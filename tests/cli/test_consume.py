@@ -178,6 +178,7 @@ def test_messages_that_arrive_later_are_printed(run: Run, start: Start, topic: s
     assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.check
 def test_partitions_added_meanwhile_are_read_from_their_beginning(
     run: Run, start: Start, topic: str, bootstrap_servers: str
 ) -> None:
@@ -308,6 +309,7 @@ def test_a_member_goes_on_when_its_broker_comes_back(
     assert (process.returncode, output) == (0, b"after\n"), errors
 
 
+@pytest.mark.check
 def test_silence_of_a_dead_broker_is_exit_code_3_for_a_member_too(
     member: Start, mortal_broker: BrokerProcess
 ) -> None:
@@ -318,6 +320,7 @@ def test_silence_of_a_dead_broker_is_exit_code_3_for_a_member_too(
     assert b"cannot connect" in errors
 
 
+@pytest.mark.check
 def test_an_interrupt_says_what_a_dead_broker_did_not_commit(
     member: Start, mortal_broker: BrokerProcess
 ) -> None:  # HF309

@@ -130,6 +130,7 @@ def test_an_interrupt_commits_what_was_printed(
     assert run_here("groups", "describe", "--group", group, "--members").stdout.count(b"\n") == 1  # it left
 
 
+@pytest.mark.check
 def test_members_share_the_partitions(
     run_here: Run, start: Start, admin: AdminClient, group: str, fill: Any
 ) -> None:
@@ -233,6 +234,7 @@ def test_a_committed_offset_behind_an_open_transaction_is_in_the_log(
 
 
 @pytest.mark.parametrize("protocol", TRIED)
+@pytest.mark.check
 def test_partitions_added_meanwhile_are_read_from_their_beginning(
     start: Start, admin: AdminClient, topic: str, group: str, fill: Any, protocol: str
 ) -> None:  # HF304

@@ -174,6 +174,7 @@ def test_what_was_redriven_is_not_sent_again_under_any_filter(topics: Topics) ->
     assert sorted(int(each.value()) for each in topics.read(topics.origin)) == list(range(10))
 
 
+@pytest.mark.check
 def test_a_redrive_that_another_overtakes_sends_nothing_twice(
     topics: Topics, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

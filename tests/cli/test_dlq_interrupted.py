@@ -40,6 +40,7 @@ def read_committed(bootstrap: str, topic: str, at_least: int | None = None) -> l
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.check
 def test_an_interrupted_redrive_goes_on(
     run: Callable[..., Any],
     start: Callable[..., subprocess.Popen[bytes]],

@@ -221,6 +221,7 @@ def test_output_that_nobody_reads_changes_no_exit_code(
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.check
 def test_a_command_without_end_stops_when_nobody_reads(unbuffered: str) -> None:
     reader, writer = os.pipe()
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
@@ -241,6 +242,7 @@ def test_a_command_without_end_stops_when_nobody_reads(unbuffered: str) -> None:
     ],
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.check
 def test_a_full_disk_behind_the_output_is_one_line_and_a_code(
     arguments: tuple[str, ...], said: bytes | None, unbuffered: str
 ) -> None:

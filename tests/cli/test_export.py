@@ -212,6 +212,7 @@ def test_sigterm_leaves_nothing_behind(
     assert (process.returncode, os.listdir(tmp_path)) == (130, [])
 
 
+@pytest.mark.check
 def test_a_reader_that_goes_away_is_no_failure(
     start: Callable[..., subprocess.Popen[bytes]], filled: str
 ) -> None:

@@ -26,6 +26,7 @@ def test_the_list_has_every_experiment(capsys: pytest.CaptureFixture[str]) -> No
     assert "min.insync.replicas=1" in capsys.readouterr().out
 
 
+@pytest.mark.check
 def test_a_run_says_what_both_halves_showed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, results = tmp_path / "page.html", tmp_path / "results"
     assert lab("run", "hf205", "--seed", "7", "--page", str(page), "--results", str(results)) == 0

@@ -174,6 +174,7 @@ def test_explain_of_a_topic_that_is_not_there(run_here: Run, file: Path) -> None
     assert b"create it with 'holdfast topics create --topic nowhere-at-all'" in result.stderr
 
 
+@pytest.mark.check
 def test_an_unreachable_broker_is_exit_code_3(
     run_here_anywhere: Run, file: Path, dead_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

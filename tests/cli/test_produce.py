@@ -167,6 +167,7 @@ def test_an_interrupt_delivers_what_was_read_and_exits_130(
     assert [message["value"] for message in stored(run, topic, 2)] == ["one", "two"]
 
 
+@pytest.mark.check
 def test_lines_a_dead_broker_never_confirmed_are_reported(
     run: Run, start: Start, holdfast_broker: Any
 ) -> None:

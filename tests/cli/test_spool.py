@@ -336,6 +336,7 @@ def test_a_spool_waits_for_its_own_cluster_until_somebody_accepts_another(
     assert run_here("spool", "drain", *home).returncode == ExitCode.FINE
 
 
+@pytest.mark.check
 def test_an_older_copy_is_delivered_under_a_new_id(
     run_here: Any, tmp_path: Path, bootstrap_servers: str, topic: str
 ) -> None:

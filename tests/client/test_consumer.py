@@ -187,6 +187,7 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     pytest.fail("it did not come to pass")
 
 
+@pytest.mark.check
 def test_a_handler_that_outlasts_the_poll_interval_keeps_its_partitions(broker: BrokerProcess) -> None:
     # HF308
     fill(broker, "long", 3)

@@ -176,6 +176,7 @@ def position(here: Scene, group: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["consumer", "processor"])
+@pytest.mark.check
 def test_what_comes_behind_the_end_it_was_told_to_go_on_at_is_handled_after_a_restart(
     here: Scene, kind: str
 ) -> None:

@@ -236,6 +236,7 @@ def test_a_fenced_producer_is_replaced_and_nothing_is_done_twice(broker: BrokerP
     assert visible(broker, "settled") == list(range(100))
 
 
+@pytest.mark.check
 def test_a_producer_that_is_fenced_for_ever_stops_and_says_why(broker: BrokerProcess) -> None:
     create(broker, "hopeless", "nothing")
     fill(broker, "hopeless", 10)

@@ -233,6 +233,7 @@ def test_a_transform_that_fails_in_the_middle_leaves_no_half(broker: BrokerProce
 
 
 @pytest.mark.parametrize("size", [5_000, 2_000_000], ids=["for the topic", "for the client"])
+@pytest.mark.check
 def test_an_output_that_is_too_large_is_a_failure_of_its_message(broker: BrokerProcess, size: int) -> None:
     scene = Scene(broker, letters={}, target={"max.message.bytes": "3000"})
 

@@ -208,6 +208,7 @@ def test_errors_that_are_final_skip_the_retry_topics(broker: BrokerProcess, admi
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "batch"])
+@pytest.mark.check
 def test_coroutines_and_batches_fail_into_the_retry_topics_alike(
     broker: BrokerProcess, admin: AdminClient, kind: str
 ) -> None:

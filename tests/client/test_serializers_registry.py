@@ -126,6 +126,7 @@ def read_all(broker: BrokerProcess, topic: str, count: int) -> list[Message]:
 
 @pytest.mark.parametrize("spooled", [False, True], ids=["direct", "spooled"])
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda each: each.name)
+@pytest.mark.check
 def test_values_and_keys_come_back_as_they_were(
     holdfast_broker: BrokerProcess,
     registry: SchemaRegistryClient,

@@ -49,6 +49,7 @@ def read(broker: BrokerProcess, topic: str, partition: int = 0) -> list[Any]:
     return messages[:-1]
 
 
+@pytest.mark.check
 def test_one_invalid_message_of_a_batch_is_refused_and_its_neighbours_arrive_in_order(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_one_invalid_message_of_a_batch_is_refused_and_its_neighbours_arrive_in_
     assert values == [b"%d" % number for number in range(30) if number not in (5, 17, 18)]
 
 
+@pytest.mark.check
 def test_batches_larger_than_a_topic_takes_are_made_smaller(broker: BrokerProcess, tmp_path: Path) -> None:
     create(broker, "small-batches", max_message_bytes="20000")
     with Producer(broker.bootstrap_servers, spool=tmp_path, config={"linger.ms": 100}) as producer:

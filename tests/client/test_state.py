@@ -190,6 +190,7 @@ def test_a_message_that_fails_has_changed_nothing_and_is_tried_again_or_set_asid
     assert [value for _, value in read(broker, "fragile-dlt")] == [b"39"]
 
 
+@pytest.mark.check
 def test_an_input_topic_that_grows_stops_nobody(
     broker: BrokerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

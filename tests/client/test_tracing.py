@@ -66,6 +66,7 @@ def traced() -> Traced:
     return Traced()
 
 
+@pytest.mark.check
 def test_a_message_is_followed_from_its_producer_over_a_processor_to_a_database(
     broker: Broker, traced: Traced, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_looking_tells_what_is_left_and_what_was_refused(scene: Scene, guarantee
     [("at-least-once", True), ("exactly-once", True), ("exactly-once", False)],
     ids=["at-least-once", "exactly-once", "exactly-once-by-the-topic-alone"],
 )
+@pytest.mark.check
 def test_what_was_stored_is_delivered_in_order_and_once(
     scene: Scene, guarantee: Guarantee, has_note: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def test_the_newest_committed_offsets_are_where_it_begins(place: Path, version: 
         ({"orders": {"0": 1}}, -1, r"was begun and not committed"),
     ],
 )
+@pytest.mark.check
 def test_a_place_where_it_cannot_begin_is_refused(
     place: Path, offsets: Any, commits: int, expected: str
 ) -> None:

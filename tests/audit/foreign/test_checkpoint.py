@@ -486,6 +486,7 @@ def test_a_delta_table_is_a_sink_too(simple: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.check
 def test_any_damage_is_found_at_the_place(world: World, seed: int) -> None:
     chance = random.Random(seed)
     ids = chance.sample(range(10_000), 300)
@@ -519,6 +520,7 @@ def test_any_damage_is_found_at_the_place(world: World, seed: int) -> None:
     st.tuples(st.integers(0, 12), st.integers(0, 12)),
 )
 @settings(max_examples=25)
+@pytest.mark.check
 def test_the_verdict_is_what_the_multisets_say(
     tmp_path_factory: pytest.TempPathFactory, sent: list[int], rows: list[int], cut: tuple[int, int]
 ) -> None:

@@ -79,6 +79,7 @@ def test_what_is_not_there_is_no_failed_audit(world: World, capsys: pytest.Captu
     assert "there is no topic 'none'" in capsys.readouterr().err
 
 
+@pytest.mark.check
 def test_the_command_prints_the_report_and_ends_with_the_verdict(world: World, tmp_path: Path) -> None:
     world.send_orders(range(6))
     world.batches({0: 6}, start={0: 0})

@@ -94,6 +94,7 @@ def audit(broker: str, group: str, sink: str, **more: object) -> Report:
     return audit_group(group, sink, {"bootstrap.servers": broker}, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.check
 def test_a_plain_consumer_with_lineage_in_its_table(broker: str, database: str, topic: str) -> None:
     sink = table(
         database,
@@ -114,6 +115,7 @@ def test_a_plain_consumer_with_lineage_in_its_table(broker: str, database: str, 
     assert (lost.fate, lost.ranges, lost.keys) == (Fate.LOST, ((3, 3),), ("7",))
 
 
+@pytest.mark.check
 def test_an_idempotent_key_is_matched_and_a_second_delivery_superseded(
     broker: str, database: str, topic: str
 ) -> None:
@@ -131,6 +133,7 @@ def test_an_idempotent_key_is_matched_and_a_second_delivery_superseded(
     assert (extra.fate, extra.keys) == (Fate.EXTRA, ("999",))
 
 
+@pytest.mark.check
 def test_a_role_that_may_only_read_suffices(broker: str, database: str, topic: str) -> None:
     sink = table(database, 'partition int, "offset" bigint')
     group, role = f"g-{topic}", f"r{uuid4().hex[:8]}"
@@ -145,6 +148,7 @@ def test_a_role_that_may_only_read_suffices(broker: str, database: str, topic: s
         audit(broker, group, reading)
 
 
+@pytest.mark.check
 def test_a_database_sink_says_itself_how_far_it_is(broker: str, database: str, topic: str) -> None:
     sink = table(database, "kafka_topic text, kafka_partition int, kafka_offset bigint, id bigint")
     url, _, name = split_table(sink)
@@ -174,6 +178,7 @@ def test_a_database_sink_says_itself_how_far_it_is(broker: str, database: str, t
     assert "deleted and created again" in anew.reasons[0]
 
 
+@pytest.mark.check
 def test_a_database_sink_into_sqlite(broker: str, topic: str, tmp_path: Path) -> None:
     path = tmp_path / "sink.sqlite"
     with sqlite3.connect(path) as connection:
@@ -263,6 +268,7 @@ def TopicPartitionOf(topic: str, partition: int) -> object:
     return OfReader(topic, partition)
 
 
+@pytest.mark.check
 def test_what_cannot_be_audited_is_said(broker: str, database: str, topic: str) -> None:
     sink = table(database, "id bigint, body text")
     group = f"g-{topic}"

@@ -230,6 +230,7 @@ def test_what_the_files_say_was_delivered_is_there_or_lost(broker: BrokerProcess
     assert "the spool was told that they were delivered" in lost.findings[0].detail
 
 
+@pytest.mark.check
 def test_what_was_refused_for_good_is_named_and_not_lost(broker: BrokerProcess, tmp_path: Path) -> None:
     create(broker, "small", max_message_bytes="2000")
     home = tmp_path / "spool"

@@ -95,6 +95,7 @@ def test_every_row_and_every_entry_is_read_by_a_role_that_may_only_select(
     reader.close()
 
 
+@pytest.mark.check
 def test_rows_that_come_meanwhile_are_not_in_the_snapshot(shop: Shop, builder: PostgresBuilder) -> None:
     filled(shop, builder)
     reader = reader_of(shop, builder)
@@ -108,6 +109,7 @@ def test_rows_that_come_meanwhile_are_not_in_the_snapshot(shop: Shop, builder: P
     later.close()
 
 
+@pytest.mark.check
 def test_a_table_is_read_slice_by_slice(
     shop: Shop, builder: PostgresBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_table_is_read_slice_by_slice(
 
 
 @pytest.mark.parametrize("slice_bytes", [1, postgres.SLICE_BYTES])
+@pytest.mark.check
 def test_a_table_in_partitions_is_read_as_one(
     shop: Shop, builder: PostgresBuilder, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +221,7 @@ def test_rows_without_an_entry_may_be_from_before_a_reset(shop: Shop, builder: P
     reader.close()
 
 
+@pytest.mark.check
 def test_a_table_that_is_gone_is_told(shop: Shop, builder: PostgresBuilder) -> None:
     filled(shop, builder)
     builder.connection.execute(f"DROP TABLE {builder.sink.schema_name}.orders")

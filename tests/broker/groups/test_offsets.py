@@ -44,6 +44,7 @@ def test_many_committed_offsets_are_forgotten_in_batches_that_fit() -> None:
     assert not world.coordinator.offsets.groups()
 
 
+@pytest.mark.check
 def test_a_log_that_refuses_in_the_middle_leaves_memory_and_log_alike() -> None:
     world = GroupWorld()
     world.topics.create("orders", 40_000)

@@ -237,6 +237,7 @@ def log_that_loses_a_marker() -> CompactedLog:
     return subject
 
 
+@pytest.mark.check
 def test_power_loss_never_leaves_an_aborted_transaction_without_its_marker() -> None:
     """A consumer told of it would wait for the marker and drop what the producer commits later."""
     subject = log_that_loses_a_marker()

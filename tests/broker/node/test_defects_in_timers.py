@@ -16,6 +16,7 @@ def check_every(step: int, first: int = 0) -> int:
     return next(call for call in count(first, step) if not check_call(call))
 
 
+@pytest.mark.check
 def test_a_defect_anywhere_in_a_tick_ends_nothing_else() -> None:
     assert check_every(13, first=5) > 400
 

@@ -170,6 +170,7 @@ def test_a_second_that_raises_is_followed_by_the_next(
     assert broker.node.checkpoints.persisted_recovery_point(hosted) == 2
 
 
+@pytest.mark.check
 def test_a_compacted_topic_keeps_its_old_segments(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="100", retention_ms="1000")
     broker.append(hosted, b"a", b"1")
@@ -250,6 +251,7 @@ def test_space_that_cannot_be_given_back_takes_the_directory_offline(broker: Qui
     assert hosted.offline
 
 
+@pytest.mark.check
 def test_a_producer_that_is_silent_for_long_is_forgotten(broker: QuietBroker) -> None:
     hosted = broker.create("t")
     broker.append(hosted, b"k", b"1", producer_id=5, producer_epoch=0, base_sequence=0)
@@ -469,6 +471,7 @@ def test_idle_records_are_compacted_after_the_longest_lag(broker: QuietBroker) -
 # ---- the scrub
 
 
+@pytest.mark.check
 def test_rot_below_the_recovery_point_is_found_and_named(broker: QuietBroker) -> None:
     hosted = broker.create("t", internal_segment_bytes="250")
     fill(broker, hosted)

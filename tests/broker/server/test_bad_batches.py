@@ -261,6 +261,7 @@ def test_a_bomb_is_refused_within_bounded_memory(
 
 
 @pytest.mark.parametrize("declared", [200 << 20, 4 << 30, (1 << 64) - 1])
+@pytest.mark.check
 def test_a_declared_size_that_is_a_lie_costs_nothing(
     broker: BrokerProcess, create_topic: CreateTopic, declared: int
 ) -> None:

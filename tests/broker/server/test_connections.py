@@ -102,6 +102,7 @@ def test_pipelined_requests_of_all_kinds_are_answered_in_order(
 
 
 @pytest.mark.parametrize("limit", ["1", "3", "64"])
+@pytest.mark.check
 def test_more_requests_than_may_be_under_way_are_all_answered_in_order(
     start_broker: StartBroker, create_topic: CreateTopic, limit: str
 ) -> None:
@@ -116,6 +117,7 @@ def test_more_requests_than_may_be_under_way_are_all_answered_in_order(
 
 
 @pytest.mark.parametrize("limit", ["1", "16"])
+@pytest.mark.check
 def test_requests_that_wait_and_get_no_answer_make_room_for_the_next(
     start_broker: StartBroker, create_topic: CreateTopic, limit: str
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_thousand_parked_fetches_hold_no_threads_and_all_wake(
 # Idleness
 
 
+@pytest.mark.check
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(start_broker: StartBroker) -> None:
     broker = start_broker(connections_max_idle_ms="2000", connection_failed_authentication_delay_ms="0")
     with WireClient(broker.bootstrap_servers) as idle, WireClient(broker.bootstrap_servers) as busy:
@@ -215,6 +218,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(start_broker: StartB
     ],
     ids=["one byte", "three bytes", "a length", "all but one byte", "the beginning of a large frame"],
 )
+@pytest.mark.check
 def test_a_frame_that_stalls_half_way_ends_with_its_connection(
     start_broker: StartBroker, begun: bytes
 ) -> None:
@@ -366,6 +370,7 @@ def test_half_received_frames_are_bounded_together_where_asked(start_broker: Sta
             assert isinstance(client.receive(), bytes)
 
 
+@pytest.mark.check
 def test_stalled_senders_hold_no_more_than_the_limit_and_one_frame(start_broker: StartBroker) -> None:
     limit, largest = 16 * MIB, 8 * MIB
     broker = start_broker(socket_request_max_bytes=str(largest), queued_max_request_bytes=str(limit))
@@ -455,6 +460,7 @@ def test_a_reader_that_never_reads_is_closed_when_it_has_been_idle_too_long(
         assert broker.has_said("does not take its answers")
 
 
+@pytest.mark.check
 def test_pipelined_metadata_to_a_reader_that_does_not_read_is_bounded(
     broker: BrokerProcess, create_topic: CreateTopic
 ) -> None:

@@ -116,6 +116,7 @@ def test_the_lock_goes_with_the_process_however_it_ends(broker: BrokerProcess) -
 
 
 @pytest.mark.parametrize("what", ["a file", "under a file", "no such place"])
+@pytest.mark.check
 def test_a_directory_that_cannot_be_made_is_an_error_of_usage(tmp_path: Path, what: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"")

@@ -75,6 +75,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE), hard, allowed)
 """
 
 
+@pytest.mark.check
 def test_as_many_files_may_be_open_as_the_system_allows() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMIT_OF_OPEN_FILES], capture_output=True, text=True, check=True

@@ -78,6 +78,7 @@ async def test_a_task_that_fails_is_reported_and_the_next_one_runs(worker: Proce
 
 
 @pytest.mark.asyncio
+@pytest.mark.check
 async def test_the_last_words_of_a_child_are_told_and_nothing_else_hears_them(
     worker: ProcessWorker, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ async def test_the_last_words_of_a_child_are_told_and_nothing_else_hears_them(
 
 
 @pytest.mark.asyncio
+@pytest.mark.check
 async def test_a_child_that_dies_fails_its_task_and_is_replaced(worker: ProcessWorker) -> None:
     await submit(worker, "remove", {"paths": []})
     first = worker.pid
@@ -163,6 +165,7 @@ async def test_the_child_gives_way_to_the_broker(worker: ProcessWorker) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.check
 async def test_an_idle_child_is_let_go_and_started_again_when_needed() -> None:
     worker = ProcessWorker(asyncio.get_running_loop(), raised, idle_seconds=0.0)
     try:
@@ -250,6 +253,7 @@ async def test_the_background_process_lets_others_go_first(worker: ProcessWorker
     assert os.getpriority(os.PRIO_PROCESS, worker.pid) == NICENESS
 
 
+@pytest.mark.check
 def test_the_kernel_takes_the_slice_asked_for() -> None:
     number = SCHED_SETATTR.get(platform.machine())
     if number is None or tuple(map(int, platform.release().split(".")[:2])) < (6, 12):

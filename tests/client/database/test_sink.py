@@ -162,6 +162,7 @@ def test_lag_tools_see_where_every_partition_stands(
     database.close()
 
 
+@pytest.mark.check
 def test_batches_are_handed_over_whole_and_in_order(
     broker: BrokerProcess, topic: str, database_url: str
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_failing_handler_rolls_back_and_says_where(
     database.close()
 
 
+@pytest.mark.check
 def test_missing_tables_stop_it(broker: BrokerProcess, topic: str, database_url: str) -> None:
     with pytest.raises(SchemaMissing, match="sink migrate"):
         DatabaseSink(broker.bootstrap_servers, group="g", topics=[topic], database=database_url).run(insert)

@@ -102,6 +102,7 @@ def expire(here: Scene, topic: str, before: int) -> None:
     future.result(30)
 
 
+@pytest.mark.check
 def test_hf305_position_that_left_the_log_plain_client_skips(here: Scene) -> None:
     topic = group_at_3(here, "hf305-expired-plain")
     expire(here, topic, 5)

@@ -259,6 +259,7 @@ def held_batches() -> int:
 
 
 @pytest.mark.parametrize("rows_max", [2, 10_000])
+@pytest.mark.check
 def test_what_a_batch_costs_does_not_grow_with_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
 ) -> None:
