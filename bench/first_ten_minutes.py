@@ -4,7 +4,8 @@
 runs the shell blocks and the programs of README.md and docs/quick-start.md from top to bottom. With `--wheel` there is
 no checkout: the environment has the wheel, with the extras that the pages name, and what the pages call
 `.venv/bin/` leads there. It reports when the first message was read, the first row of a pipeline was written and the
-first proof was given, and every line that failed.
+first proof was given, and every line that failed. What installs something (`make setup`, `pip`) is counted apart: all
+other times are without it. Beside each stands the machine's load (that of a minute) when it had happened.
 
 Four things are not as typed: the broker listens on a free port, which the other commands learn from the environment and
 programs in place of 127.0.0.1:9092; the two pages' brokers are one; `make` is run for `make setup` alone; a consumer
@@ -34,6 +35,7 @@ EXTRAS: Final = "spark"
 """All that the pages use up to the first proof."""
 SHELL: Final = ("", "sh", "bash", "shell", "console")
 """Languages of blocks that are typed into a terminal."""
+INSTALLS: Final = re.compile(r"(make setup|pip)\b")
 READY: Final = re.compile(r"ready on (\S+:\d+) ")
 START_SECONDS_MAX: Final = 60.0
 LINE_SECONDS_MAX: Final = 900.0
@@ -74,6 +76,27 @@ def is_left_out(line: str, *, has_checkout: bool) -> bool:
     if not has_checkout and re.match(r"(make|pip)\b|.*\bexamples/", line):
         return True
     return bool(re.match(r"(make (?!setup\b)|git clone\b|cd\b)", line))
+
+
+class Watch:
+    """What has passed, without what was spent on installing."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self._worked_s = 0.0
+        self.set_up_s = 0.0
+
+    def set_up(self) -> None:
+        """What was done last was installing."""
+        self.set_up_s += self._passed()
+
+    def tell(self, what: str) -> None:
+        self._worked_s += self._passed()
+        print(f"{self._worked_s:8.1f} s  load {os.getloadavg()[0]:5.1f}  {what}", flush=True)
+
+    def _passed(self) -> float:
+        before, self._at = self._at, time.monotonic()
+        return self._at - before
 
 
 class Newcomer:
@@ -154,28 +177,29 @@ def main() -> int:
     waiting = dict(FIRSTS)
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="first-ten-minutes-") as directory:
-        began = time.monotonic()
+        watch = Watch()
         newcomer = Newcomer(Path(directory), options.wheel)
+        watch.set_up()
         try:
             for each in (each for page in PAGES for each in typed((ROOT / page).read_text(encoding="utf-8"))):
                 line = each.text
                 if not each.is_program and is_left_out(line, has_checkout=newcomer.has_checkout):
                     continue
                 is_well = newcomer.run_program(line) if each.is_program else newcomer.type(line)
-                print(
-                    f"{time.monotonic() - began:8.1f} s  {'ok    ' if is_well else 'FAILED'}  {each.shown}",
-                    flush=True,
-                )
+                if not each.is_program and INSTALLS.match(line):
+                    watch.set_up()
+                watch.tell(f"{'ok    ' if is_well else 'FAILED'}  {each.shown}")
                 if not is_well:
                     failed.append(line)
                 happened = is_well and not each.is_program
                 for what in [what for what, like in waiting.items() if happened and like.search(line)]:
-                    print(f"{time.monotonic() - began:8.1f} s  == {what}", flush=True)
+                    watch.tell(f"== {what}")
                     del waiting[what]
                 if until not in waiting:
                     break
         finally:
             newcomer.close()
+        print(f"{watch.set_up_s:8.1f} s  of installing beside it")
     for what in waiting:
         print(f"{'-':>8}    == {what} did not happen")
     return int(bool(failed) or until in waiting)

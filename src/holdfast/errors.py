@@ -20,7 +20,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 
 from kio.schema.errors import ErrorCode
@@ -53,6 +54,16 @@ class NotInstalled(UsageError):
     """A package is missing that an extra of ours brings; the message says which extra."""
 
     exit_code = 3
+
+
+@contextmanager
+def from_extra(extra: str, what: str) -> Iterator[None]:
+    """Around an import for `what`, which needs the extra: where that is not installed, the error says so."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        told = f"{what} needs {missing.name}, which is not installed: pip install 'holdfast[{extra}]'"
+        raise NotInstalled(told) from missing
 
 
 class DataDirectoryError(UsageError):

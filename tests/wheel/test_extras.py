@@ -57,7 +57,14 @@ LACK = {
     "pipeline status mine/orders.yaml": "spark",
     "sink migrate --database postgresql://127.0.0.1:1/none": "postgres",
     "audit verify . --public-key key.pem": "sign",
+    "trace a:0@0": "reader",
     "trace a:0@0 mine/orders.yaml": "spark",
+}
+PROGRAMS = {
+    "from holdfast import reader; reader.read('127.0.0.1:1', 'orders')": "reader",
+    "from holdfast.pipeline import Pipeline; Pipeline('orders').run()": "spark",
+    "from holdfast.client import Tracing; Tracing()": "otel",
+    "from holdfast.client.database import postgres": "postgres",
 }
 
 
@@ -79,6 +86,17 @@ def test_the_bare_wheel(install: Install, tmp_path: Path) -> None:
     said = {line: text for text, line in re.findall(r"((?:(?!== ).*\n)*)== (.*) ==\n", done.stderr)}
     for line, extra in LACK.items():
         assert re.fullmatch(rf"holdfast: .*: pip install 'holdfast\[{extra}\]'\n", said[line]), said[line]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_with_the_bare_wheel_is_told_too(install: Install, program: str) -> None:
+    bare = install()
+    done = subprocess.run(
+        [bare.python, "-c", program], env=bare.environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.endswith(f"pip install 'holdfast[{PROGRAMS[program]}]'"), done.stderr
 
 
 def test_every_extra_is_known_by_what_it_brings() -> None:

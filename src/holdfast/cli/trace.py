@@ -23,7 +23,7 @@ from holdfast.cli.options import (
     option,
 )
 from holdfast.cli.output import Output, print_json, print_table
-from holdfast.cli.pipeline_shared import BootstrapOption, load, located, require_extra
+from holdfast.cli.pipeline_shared import BootstrapOption, load, located
 from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def trace(
     record, pipeline = _split(arguments or [], key, topic)
     own = _properties(command_config)
     if pipeline is None:
-        require_extra()
         bootstrap = (
             bootstrap_server or os.environ.get("HOLDFAST_BOOTSTRAP_SERVER") or DEFAULT_BOOTSTRAP_SERVER
         )

@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.errors import from_extra
 from holdfast.reader.model import (
     Isolation,
     OffsetAnswer,
@@ -88,6 +89,7 @@ def __getattr__(name: str) -> Any:
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"holdfast.{place}"), name)
+    with from_extra("reader", "reading topics"):
+        found = getattr(importlib.import_module(f"holdfast.{place}"), name)
     globals()[name] = found
     return found

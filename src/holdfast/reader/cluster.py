@@ -23,7 +23,7 @@ from holdfast.admin.brokers import Brokers
 from holdfast.admin.connection import Connection
 from holdfast.admin.errors import ClusterError, NotAuthorised, Refused, Unreachable, UnsupportedBroker
 from holdfast.admin.settings import parse_settings
-from holdfast.errors import UsageError
+from holdfast.errors import UsageError, from_extra
 from holdfast.reader.errors import TopicMissing
 from holdfast.reader.model import (
     Isolation,
@@ -207,7 +207,8 @@ class Cluster(Brokers):
         order. `reports` gets one report per range, in their order, filled as the reading goes on. Without `headers`
         that column is null, which is faster.
         """
-        from holdfast.reader.fetching import RangesReader
+        with from_extra("reader", "reading topics"):
+            from holdfast.reader.fetching import RangesReader
 
         if isolation not in ("read_committed", "read_uncommitted"):
             raise UsageError(f"isolation {isolation!r} is neither read_committed nor read_uncommitted")

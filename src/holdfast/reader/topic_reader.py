@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
-from holdfast.errors import UsageError
+from holdfast.errors import UsageError, from_extra
 from holdfast.reader.cluster import Cluster
 from holdfast.reader.errors import OffsetGone, TopicMissing
 from holdfast.reader.model import Isolation, OffsetSpec, PartitionRange, TopicInfo, TopicPartition
@@ -40,9 +40,10 @@ def read(
     A time is that of the first record written at or after it. The brokers are asked for the ends at once, so a topic
     that is missing raises here; records are fetched as batches are taken. The reader can be read once.
     """
-    import pyarrow as pa
+    with from_extra("reader", "reading topics"):
+        import pyarrow as pa
 
-    from holdfast.reader.arrow import SCHEMA
+        from holdfast.reader.arrow import SCHEMA
 
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster({**(settings or {}), "bootstrap.servers": bootstrap}))
