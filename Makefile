@@ -6,13 +6,16 @@ STAMP  := $(VENV)/.holdfast-setup
 FETCHED_STAMP := $(VENV)/.holdfast-setup-fetched
 BENCH_STAMP := $(VENV)/.holdfast-setup-bench
 SEEDS  ?= 1000
+PYTHONS ?= $(patsubst %,python3.%,11 12 13 14) $(wildcard $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python3)
 # More than a small machine has cores: many tests wait for processes and time-outs, not for a core.
 PYTEST_WORKERS ?= 4
 # Static checks beside the tests, which wait more than they compute.
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=2
+endif
 PYTEST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
-.PHONY: help setup java demo test check most-tests format lint types contracts long sim chaos cluster lab bench docs requirements clean
+.PHONY: help setup java demo test pythons check most-tests format lint types contracts long sim chaos cluster lab bench docs requirements clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,7 +23,7 @@ help: ## list the targets
 setup: $(STAMP) $(FETCHED_STAMP) ## create .venv with the command .venv/bin/holdfast, fetch what tests need beside it
 
 $(STAMP): requirements/dev.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("holdfast needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -c 'import sys; sys.exit("holdfast needs Python 3.11 or newer, not free-threaded; this is " + sys.version) if sys.version_info < (3, 11) or "t" in sys.abiflags else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
@@ -43,6 +46,14 @@ demo: $(STAMP) java ## three processes are killed while orders go through; nothi
 test: PYTEST_WORKERS = 6
 test: setup ## the quickest guard of every rule: about five minutes on two cores
 	$(PYTEST) --quick tests
+
+pythons: ## make test on each Python that is installed, in .venv-3.12 and the like: make pythons [PYTHONS="python3.12 …"]
+	@ran=; for python in $(PYTHONS); do \
+	  version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue; \
+	  case "$$ran " in *" $$version "*) continue;; esac; \
+	  echo "Python $$version"; $(MAKE) test PYTHON=$$python VENV=.venv-$$version || exit; \
+	  ran="$$ran $$version"; \
+	done; echo "make test passed on Python:$${ran:- none of $(PYTHONS) is installed}"; test -n "$$ran"
 
 check: lint types contracts most-tests ## what CI runs: format, lint, types, import contracts, all but the longest tests
 
@@ -92,4 +103,4 @@ requirements: ## compile requirements/*.txt from pyproject.toml (needs uv on the
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements' -c requirements/dev.txt --extra bench pyproject.toml -o requirements/bench.txt
 
 clean: ## remove what setup and tests made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .lab bench/.work site
+	rm -rf $(VENV) .venv-3.* .mypy_cache .ruff_cache .hypothesis .lab bench/.work site

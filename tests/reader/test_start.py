@@ -129,4 +129,4 @@ except UsageError as error:
     print(error)
 """
     said = run(code, HOLDFAST_CACHE_DIR=str(tmp_path))
-    assert said == "machine code has to be made here and numba is missing: pip install 'holdfast[reader]'"
+    assert said == "making machine code needs numba, which is not installed: pip install 'holdfast[reader]'"

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 
-from holdfast.errors import NotInstalled
+from holdfast.errors import from_extra
 
 CACHE_DIRECTORY: Final = "HOLDFAST_CACHE_DIR"
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
@@ -94,12 +94,8 @@ def load_functions(
     name = f"{label}-{_fingerprint(sources)}.o"
     code = _kept(name)
     if code is None:
-        try:
+        with from_extra("reader", "making machine code"):
             found = functions()
-        except ImportError as error:
-            raise NotInstalled(
-                f"machine code has to be made here and {error.name} is missing: pip install 'holdfast[reader]'"
-            ) from error
         code = compile_object({each: found[each] for each in names})
         _keep(name, code)
     _loaded[name] = code
