@@ -15,7 +15,8 @@ import pytest
 
 from holdfast import exposition
 from holdfast.audit.certificate import Certificate, certify
-from holdfast.audit.continuous import Incremental, Watch, remembering, summary
+from holdfast.audit.continuous import Incremental, Watch, summary
+from holdfast.audit.left import remembering
 from holdfast.audit.metrics import FAMILIES, AuditMetrics
 from holdfast.audit.model import PartitionAccount, Report, SinkAccount, Verdict
 from holdfast.audit.proven import (

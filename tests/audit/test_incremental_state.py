@@ -23,7 +23,8 @@ from tests.audit.soundness.worlds import Estate, World
 from tests.audit.test_erasures import ERASABLE
 from tests.support.tiers import by_tier
 
-from holdfast.audit.continuous import Incremental, remembering
+from holdfast.audit.continuous import Incremental
+from holdfast.audit.left import remembering
 from holdfast.audit.model import AuditError, Report
 from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
 from holdfast.audit.proven import Seen, Topics, take_all

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.audit.pipeline_audit import audit_pipeline
 from holdfast.audit.sinks.base import SinkReader, SinkScope
+from holdfast.audit.sinks.letters import dead_letters
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -137,11 +138,11 @@ def look(definition: PipelineDefinition, bootstrap: str) -> None:
         assert places(letters) == Counter(
             ("orders", n % 2, n // 2) for n in range(60) if n % 10 == 9 or n == 3
         )
-        assert Counter(row.reason for row in letters.dead_letters()) == {"parse": 6, "known": 1}
+        assert Counter(row.reason for row in dead_letters(letters)) == {"parse": 6, "known": 1}
         keys = {
-            key["country"]: (batch.lineage.partition, offset)
-            for batch in readers["latest"].keys_of(["country"])
-            for key, offset in zip(batch.keys.to_pylist(), batch.lineage.offsets.tolist(), strict=True)
+            row["country"]: (row["_hf_partition"], row["_hf_offset"])
+            for batch in readers["latest"].values(["country"])
+            for row in batch.table.to_pylist()
         }
         assert keys == {"nl": (0, 29), "be": (1, 28)}
         for name, reader in readers.items():
@@ -158,7 +159,7 @@ def look(definition: PipelineDefinition, bootstrap: str) -> None:
 
 def check_windows(reader: SinkReader) -> None:
     """Windows that closed: those that end at or before the lowest of the partitions' greatest events."""
-    rows = pa.concat_tables(pa.table(batch.rows) for batch in reader.windows()).to_pylist()
+    rows = pa.concat_tables(batch.table for batch in reader.values()).to_pylist()
     found = {(row["country"], int(row["window_start"].timestamp() * 1000)): row["_hf_count"] for row in rows}
     counts: Counter[tuple[str, int]] = Counter()
     for topic, partition, offset in expected(range(60)):

@@ -34,6 +34,7 @@ from holdfast.audit.cells import (
 from holdfast.audit.compare import finding
 from holdfast.audit.coverage import ANY
 from holdfast.audit.decoding import Decode, SourceDecoder
+from holdfast.audit.lineage import Offsets, partitions_of
 from holdfast.audit.model import ColumnCoverage, Examined, Fate
 from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.audit.sinks.headers import without
@@ -82,7 +83,6 @@ OF_RECORD: Final = {
     TOMBSTONE: (pa.bool_(), "boolean"),
 }
 """What a step knows of a record beside the columns of its value."""
-LINEAGE: Final = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
 FIELD: Final = "value."
 OURS: Final = r"^hf-(dlt|retry)-|^hf-source$"
 """Headers that holdfast adds on the way."""
@@ -301,26 +301,15 @@ def compare(reader: SinkReader, plan: Plan, expected: Expected, detail: str) -> 
     )
 
 
-def by_place(
-    table: pa.Table, scope: Spans
-) -> Iterator[tuple[Place, npt.NDArray[np.intp], npt.NDArray[np.int64]]]:
+def by_place(table: pa.Table, scope: Spans) -> Iterator[tuple[Place, Offsets, Offsets]]:
     """The rows of each partition that lie in the scope, and their offsets; rows from elsewhere are not ours."""
     places = {(place.topic, place.partition): place for place in scope}
-    topics = table.column(LINEAGE[0]).combine_chunks()
-    if not pa.types.is_dictionary(topics.type):
-        topics = pc.dictionary_encode(topics)
-    names = topics.dictionary.to_pylist()
-    codes, partitions, offsets = (
-        pc.fill_null(column.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
-        for column in (topics.indices, *(table.column(name).combine_chunks() for name in LINEAGE[1:3]))
-    )
-    mixed = np.where((codes >= 0) & (partitions >= 0), (codes << 32) | partitions, -1)
-    for code in np.unique(mixed).tolist():
-        place = None if code < 0 else places.get((names[code >> 32], code & 0xFFFFFFFF))
+    for topic, partition, rows, offsets in partitions_of(table):
+        place = places.get((topic, partition))
         if place is not None:
             start, end = scope[place]
-            rows = np.flatnonzero((mixed == code) & (offsets >= start) & (offsets < end))
-            yield place, rows, offsets[rows]
+            inside = (offsets >= start) & (offsets < end)
+            yield place, rows[inside], offsets[inside]
 
 
 # ---------------------------------------------------------------------------- what is compared with what

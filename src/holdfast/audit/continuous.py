@@ -44,14 +44,6 @@ from holdfast.audit.proven import (
 )
 from holdfast.audit.stateful.carried import Carried, Memory
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.pipeline.definition.model import (
-    Dedupe,
-    Join,
-    Keyed,
-    PipelineDefinition,
-    Window,
-)
-from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.row_digest import DigestKey
 
@@ -74,17 +66,6 @@ class Auditor(Protocol):
 
     def remembers(self) -> str:
         """Why what is new cannot be judged without what an earlier audit hands on; nothing: it can."""
-
-
-def remembering(definition: PipelineDefinition) -> str:
-    """Why what is new of this pipeline cannot be judged by itself; nothing: it can."""
-    for step in definition.steps:
-        if isinstance(step, Dedupe | Window | Keyed | Join):
-            return f"step {step.name!r} remembers rows"
-    for sink in definition.sinks:
-        if merged(sink) is not None:
-            return f"sink {sink.name!r} keeps the last row of each key"
-    return ""
 
 
 @dataclass

@@ -30,8 +30,9 @@ from holdfast.audit.model import AuditError, Examined, Fate, Finding, Unproven
 from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, SourceWalk
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.digest import MASK, digest_of_offsets, hashes_of_offsets
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import Entry, Reached
 from holdfast.pipeline.positions import Place, Positions
+from holdfast.pipeline.sealing import Head
 
 Span = tuple[int, int]
 Offsets = npt.NDArray[np.int64]
@@ -170,13 +171,22 @@ def _pruned(sink: str, first: int, last: int) -> Unproven:
     )
 
 
-def reached(home: str) -> dict[str, tuple[int, int]]:
-    """Generation and number of the newest entry that each sink had; a home from before there was this file has none."""
-    path = os.path.join(home, "sinks.json")
+def heads_path(home: str) -> str:
+    return os.path.join(home, "sinks.json")
+
+
+def reached(home: str) -> dict[str, Head]:
+    """The newest entry that each sink had, as the home says; one from before there was this file says nothing."""
+    path = heads_path(home)
     try:
         with open(path, encoding="utf-8") as file:
             sinks = json.load(file)["sinks"]
-        return {name: (each["generation"], each["number"]) for name, each in sinks.items()}
+        return {
+            name: Head(
+                Reached(each["generation"], each["number"], each.get("place", "")), str(each.get("chain", ""))
+            )
+            for name, each in sinks.items()
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -19,10 +19,10 @@ Sinks that take a stream beside the chain of steps: the rows a step set aside, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ from holdfast.audit.compare import Holding, marked
 from holdfast.audit.coverage import ANY
 from holdfast.audit.lineage import LineageBatch, as_ranges, split_columns
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Unproven, gap, ranges_text
-from holdfast.audit.sinks.base import SinkScope
+from holdfast.audit.sinks.base import SinkReader, SinkScope
+from holdfast.audit.sinks.letters import letters
 from holdfast.audit.source import RECORD, PartitionWalk
 from holdfast.pipeline.aside import (
     DUPLICATE,
@@ -44,16 +45,13 @@ from holdfast.pipeline.aside import (
     read_all,
 )
 from holdfast.pipeline.definition.model import Dedupe, KafkaSink, PipelineDefinition, SinkDefinition
-from holdfast.pipeline.definition.streams import DUPLICATES, has_own_rows, streams
+from holdfast.pipeline.definition.streams import DUPLICATES, has_own_rows, is_stateful, merged, streams
 from holdfast.pipeline.digest import MASK, digest_of_offsets
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from holdfast.audit.sinks.base import DeadLetterReader, SinkReader
-    from holdfast.audit.stateful import StatefulCheck
 
 ROUTES: Final = {FILTERED: Fate.FILTERED, DUPLICATE: Fate.DUPLICATE, LATE: Fate.LATE}
 PARSE: Final = "parse"
@@ -69,6 +67,15 @@ Routes = dict[Fate, Holding]
 """The rows that left, by where to."""
 
 
+class Departure(NamedTuple):
+    """Rows of one partition that left the chain at a step, or were late for one that lets rows go on (`LATE_FOR`)."""
+
+    rows: LineageBatch
+    step: str
+    """Of dead letters their reason."""
+    route: str
+
+
 @dataclass
 class Left:
     """The routes out of the steps, as counts for each offset of the scope."""
@@ -81,8 +88,28 @@ class Left:
     """Entries that say rows left, whose record is not there."""
     unparsed: Holding | None = None
     """Dead letters that could not be decoded."""
-    kept: dict[tuple[str, str], Holding] = field(default_factory=dict)
-    """By route and step, of those that were asked for."""
+    departures: list[Departure] = field(default_factory=list)
+    """The same step by step, for a pipeline that remembers rows."""
+    unknown: str = ""
+    """Why of some records nobody knows at which step they left; nothing: of all it is known."""
+
+    def of(self, route: str, step: str) -> Holding:
+        """What left a step by a route."""
+        every = self.routes[Fate.LATE]
+        found = Holding(step, every.spans, numbers_rows=every.numbers_rows)
+        found.add(each.rows for each in self.departures if (each.route, each.step) == (route, step))
+        return found
+
+
+def remembering(definition: PipelineDefinition) -> str:
+    """Why what is new of this pipeline cannot be judged by itself; nothing: it can."""
+    for step in definition.steps:
+        if is_stateful(step):
+            return f"step {step.name!r} remembers rows"
+    for sink in definition.sinks:
+        if merged(sink) is not None:
+            return f"sink {sink.name!r} keeps the last row of each key"
+    return ""
 
 
 def expands(definition: PipelineDefinition) -> bool:
@@ -95,20 +122,16 @@ def read_left(
     home: str,
     spans: Mapping[Place, Span],
     entries: Sequence[Entry],
-    listener: StatefulCheck | None = None,
-    kept: Iterable[tuple[str, str]] = (),
 ) -> Left:
-    """What the home's record says of these entries' batches; `kept` are routes of steps to keep apart as well."""
-    numbers = expands(definition)
+    """What the home's record says of these entries' batches."""
+    numbers, by_step = expands(definition), bool(remembering(definition))
     left = Left({fate: Holding(str(fate), spans, numbers_rows=numbers) for fate in ROUTES.values()})
-    left.kept = {each: Holding(each[1], spans, numbers_rows=numbers) for each in kept}
     wanted = {batch_name(entry.range, entry.fingerprint): entry for entry in entries}
     try:
         recorded = read_all(home, wanted)
     except (AsideDamaged, OSError) as error:
         left.unrecorded = [entry for entry in entries if leaving(entry)]
-        if listener is not None:
-            listener.not_recorded("the pipeline's record of rows that left cannot be read")
+        left.unknown = "the pipeline's record of rows that left cannot be read"
         detail = f"the pipeline's record of rows that left: {error}"
         if isinstance(error, AsideDamaged):
             left.examined = Examined((Finding(Fate.ALTERED, "", count=1, detail=detail),))
@@ -119,7 +142,7 @@ def read_left(
     seen: set[str] = set()
     for batch, table in recorded:
         seen.add(batch.name)
-        digests = _take(table, left, listener)
+        digests = _take(table, left, by_step)
         counts = counts_of(table)
         found.extend(against(wanted[batch.name], counts))
         late_for = {step: count for (route, step), count in counts.items() if route == LATE_FOR}
@@ -132,16 +155,14 @@ def read_left(
         found.extend(_misplaced(wanted[batch.name], digests))
     missing = [entry for name, entry in wanted.items() if name not in seen]
     left.unrecorded = [entry for entry in missing if leaving(entry)]
-    if listener is not None and any(leaving(entry) or _late_for(definition, entry) for entry in missing):
-        listener.not_recorded(
-            "the pipeline's home has no record of which records left or were late in some batches"
-        )
+    if any(leaving(entry) or _late_for(definition, entry) for entry in missing):
+        left.unknown = "the pipeline's home has no record of which records left or were late in some batches"
     left.examined = Examined(tuple(found), tuple(_unrecorded(left.unrecorded)))
     return left
 
 
-def _take(table: pa.Table, left: Left, listener: StatefulCheck | None) -> dict[tuple[str, str], int]:
-    """Give the rows to whoever asks for them; by route and step, the digest of their places."""
+def _take(table: pa.Table, left: Left, by_step: bool) -> dict[tuple[str, str], int]:
+    """Count the rows; by route and step, the digest of their places."""
     import pyarrow.compute as pc
 
     digests: dict[tuple[str, str], int] = {}
@@ -149,20 +170,13 @@ def _take(table: pa.Table, left: Left, listener: StatefulCheck | None) -> dict[t
     for route, step in sorted(counts_of(table)):
         chosen = table.filter(pc.and_(pc.equal(routes, route), pc.equal(steps, step)))
         columns = [chosen[name].combine_chunks() for name in ("topic", "partition", "offset", "index")]
-        holdings = [left.routes[ROUTES[route]]] if route in ROUTES else []
-        if (route, step) in left.kept:
-            holdings.append(left.kept[route, step])
         for rows in split_columns(*columns):
             digest = digest_of_offsets(rows.topic, rows.partition, rows.offsets)
             digests[route, step] = (digests.get((route, step), 0) + digest) & MASK
-            for holding in holdings:
-                holding.add([rows])
-            if listener is None:
-                continue
-            if route == LATE_FOR:
-                listener.late_for(rows.topic, rows.partition, rows.offsets, step)
-            else:
-                listener.left(rows.topic, rows.partition, rows.offsets, step, route=route)
+            if route in ROUTES:
+                left.routes[ROUTES[route]].add([rows])
+            if by_step:
+                left.departures.append(Departure(rows, step, route))
     return digests
 
 
@@ -226,24 +240,21 @@ def _unrecorded(
     ]
 
 
-def read_dead_letters(
-    reader: DeadLetterReader | None, spans: Mapping[Place, Span], listener: StatefulCheck | None
-) -> tuple[Holding, Holding]:
-    """The dead letters, and those of them that could not be decoded; who listens hears which rule sent each away."""
-    name = str(Fate.DEAD_LETTER) if reader is None else reader.name
-    dead, unparsed = Holding(name, spans), Holding(PARSE, spans)
-    for rows, reasons in () if reader is None else reader.letters():
-        dead.add([rows])
+def take_letters(reader: SinkReader, left: Left, *, by_step: bool) -> None:
+    """The dead letters that could not be decoded; and of all, by step, which rule sent them away."""
+    left.unparsed = Holding(PARSE, left.routes[Fate.LATE].spans)
+    for rows, reasons in letters(reader):
         texts = reasons.fill_null("").dictionary_encode()
         codes = texts.indices.to_numpy(zero_copy_only=False)
         for code, reason in enumerate(texts.dictionary.to_pylist()):
             chosen = codes == code
-            offsets = rows.offsets[chosen]
+            part = LineageBatch(rows.topic, rows.partition, rows.offsets[chosen], rows.indexes[chosen])
             if reason == PARSE:
-                unparsed.add([LineageBatch(rows.topic, rows.partition, offsets, rows.indexes[chosen])])
-            if listener is not None:
-                listener.left(rows.topic, rows.partition, offsets, reason, route=str(Fate.DEAD_LETTER))
-    return dead, unparsed
+                left.unparsed.add([part])
+            if by_step:
+                left.departures.append(Departure(part, reason, str(Fate.DEAD_LETTER)))
+    if reader.gone_offsets:
+        left.unknown = "the dead letter topic has forgotten which records left"
 
 
 # ---------------------------------------------------------------------------- side streams

@@ -16,9 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.pipeline.erased_places import by_partition
+
 Offsets = npt.NDArray[np.int64]
 Indexes = npt.NDArray[np.int32]
 
+PARTS: Final = ("topic", "partition", "offset", "index")
+COLUMNS: Final = tuple(f"_hf_{part}" for part in PARTS)
+"""The lineage of rows in a table."""
 NOWHERE: Final = ""
 """In place of a topic: the row names no record."""
 FEW_RUNS: Final = 1024
@@ -47,14 +52,11 @@ def split_struct(lineage: pa.Array | pa.ChunkedArray, where: str = "") -> Iterat
         for chunk in lineage.chunks:
             yield from split_struct(chunk, where)
         return
-    topic, partition, offset, index = (
-        pc.struct_field(lineage, name) for name in ("topic", "partition", "offset", "index")
-    )
-    yield from split_columns(topic, partition, offset, index, where)
+    yield from split_columns(*(pc.struct_field(lineage, name) for name in PARTS), where=where)
 
 
 def split_columns(
-    topics: pa.Array, partitions: pa.Array, offsets: pa.Array, indexes: pa.Array, where: str = ""
+    topics: pa.Array, partitions: pa.Array, offsets: pa.Array, indexes: pa.Array, *, where: str = ""
 ) -> Iterator[LineageBatch]:
     """Of four columns; a row of which any is null, or negative, is from nowhere."""
     if len(topics) == 0:
@@ -75,6 +77,13 @@ def split_columns(
         code = int(mixed[begin])
         topic, partition = (NOWHERE, -1) if code < 0 else (str(names[code >> 32]), code & 0xFFFFFFFF)
         yield LineageBatch(topic, partition, places[begin:end], order[begin:end].astype(np.int32), where)
+
+
+def partitions_of(table: pa.Table) -> Iterator[tuple[str, int, Offsets, Offsets]]:
+    """Which rows of a table are from each partition, and their offsets; those without a lineage are from nowhere."""
+    nothing, there = pa.nulls(table.num_rows, pa.int64()), table.column_names
+    parts = (table.column(name).combine_chunks() if name in there else nothing for name in COLUMNS)
+    yield from by_partition(dict(zip(PARTS, parts, strict=True)))
 
 
 def _whole(column: Any) -> Offsets:

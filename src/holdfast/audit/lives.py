@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from holdfast.audit import words
-from holdfast.audit.sinks.base import DeadLetterRow
+from holdfast.audit.sinks.letters import DeadLetterRow
 from holdfast.audit.stored import Stored, codec_name, shown_bytes
 from holdfast.pipeline.aside import LATE_FOR
 from holdfast.pipeline.definition.streams import DUPLICATES, LATE

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol
 
 import holdfast
 from holdfast.audit import coverage, ledgers, reporting, unaltered, versions
@@ -36,9 +36,9 @@ from holdfast.audit.left import (
     REJECTED_BY,
     Left,
     expands,
-    read_dead_letters,
     read_left,
-    side_stream,
+    remembering,
+    take_letters,
 )
 from holdfast.audit.model import (
     STEPS,
@@ -54,21 +54,22 @@ from holdfast.audit.model import (
 from holdfast.audit.proven import TopicStart
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
 from holdfast.audit.sink_judging import DecodingWatch, SinkJudge, SinkRows, main_sinks
-from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkRebuilt
+from holdfast.audit.sinks.base import SinkReader, SinkRebuilt
 from holdfast.audit.sinks.kafka import TopicReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
 from holdfast.audit.spool import SpoolWatch
 from holdfast.audit.state_files import examine_state
 from holdfast.errors import UsageError
-from holdfast.pipeline.aside import LATE_FOR, batch_name
+from holdfast.pipeline.aside import batch_name
 from holdfast.pipeline.definition import naming
 from holdfast.pipeline.definition.fingerprint import EARLIER, canonical, marks_of
-from holdfast.pipeline.definition.model import PipelineDefinition, Window
+from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
+from holdfast.pipeline.sealing import Head
 from holdfast.reader import TopicPartition
 from holdfast.reader.cluster import Cluster
 
@@ -145,7 +146,7 @@ def _audited(
         cluster = stack.enter_context(Cluster(settings))
         cluster.refresh(expanded.source.topics)  # a cluster that is not there should be named as the source
         reached = ledgers.reached(naming.home_of(expanded))
-        witnesses = unaltered.witnesses_of(definition, expanded, cluster)
+        witnesses = unaltered.witnesses_of(definition, expanded, cluster, reached)
         readers = open_readers(expanded, settings, stack)
         for name, start in (options.topic_starts if options.since is not None else {}).items():
             reader = readers.get(name)
@@ -216,7 +217,7 @@ class PipelineAudit:
     cluster: Cluster
     readers: Mapping[str, SinkReader]
     options: AuditOptions = field(default_factory=AuditOptions)
-    reached: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    reached: Mapping[str, Head] = field(default_factory=dict)
     """How far each sink had come, as the home said before the readers were opened."""
     steps: Steps | None = None
     witnesses: Mapping[str, Sequence[unaltered.Witness]] = field(default_factory=dict)
@@ -242,7 +243,7 @@ class PipelineAudit:
         tell("reading what left the steps")
         decoder = SourceDecoder(self.definition.source)
         stateful, looker = self._stateful(decoder)
-        left = self._left(stateful)
+        left = self._left()
         content = ContentCheck(self.definition, decoder, self.same)
         letters = left.routes[Fate.DEAD_LETTER].counts
         dead = {place: counts > 0 for place, counts in letters.items()}
@@ -271,7 +272,7 @@ class PipelineAudit:
         if stateful is not None:
             tell("making windows, duplicates and late rows again")
             ends = {place: end for place, (_, end) in self.scope.spans.items()}
-            result = stateful.examine(list(self._opened().values()), ends, self.steps)
+            result = stateful.examine(left, list(self._opened().values()), ends, self.steps)
             self.examined += result.examined
         tell("comparing contents")
         self.examined += content.examine(list(self._opened().values()))
@@ -411,7 +412,7 @@ class PipelineAudit:
         """Sinks that had come further than their ledgers say: older copies of what they were."""
         found: list[Finding] = []
         fullest = max(self.entries.values(), key=lambda entries: sum(each.routes.total for each in entries))
-        for name, (generation, number) in self.reached.items():
+        for name, ((generation, number, _), _) in self.reached.items():
             last = self.entries[name][-1] if self.entries.get(name) else None
             if last is not None and (last.generation, last.number) < (generation, number):
                 rows = ledgers.rows_for(
@@ -435,26 +436,13 @@ class PipelineAudit:
         observer = check.begin(self.scope.spans)
         return (None, None) if observer is None else (check, observer)
 
-    def _left(self, stateful: StatefulCheck | None) -> Left:
+    def _left(self) -> Left:
         batches = ledgers.cover(self.entries, self.scope.spans)
-        sides = [side_stream(self.definition, reader.takes) for reader in self._opened().values()]
-        left = read_left(
-            self.definition,
-            naming.home_of(self.definition),
-            self.scope.spans,
-            batches,
-            stateful,
-            {
-                *((side.route, side.step) for side in sides if side is not None),
-                *((LATE_FOR, step.name) for step in self.definition.steps if isinstance(step, Window)),
-            },
-        )
-        reader = self.readers[naming.DEAD_LETTER_NAME] if self.entries[naming.DEAD_LETTER_NAME] else None
-        dead, left.unparsed = read_dead_letters(cast("DeadLetterReader", reader), self.scope.spans, stateful)
+        left = read_left(self.definition, naming.home_of(self.definition), self.scope.spans, batches)
+        reader = self._opened().get(naming.DEAD_LETTER_NAME)
+        dead = Holding(str(Fate.DEAD_LETTER), self.scope.spans) if reader is None else self.rows.of(reader)
         if reader is not None:
-            self.rows.holdings[reader.name] = dead
-            if stateful is not None and reader.gone_offsets:
-                stateful.not_recorded("the dead letter topic has forgotten which records left")
+            take_letters(reader, left, by_step=bool(remembering(self.definition)))
         left.routes = {Fate.DEAD_LETTER: dead, **left.routes}
         self.examined += left.examined
         left.own = self._left_of_each(left, batches, dead)

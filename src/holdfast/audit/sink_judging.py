@@ -38,7 +38,7 @@ from holdfast.audit.left import Left, check_side, check_turns, hides_rows, side_
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, gap
 from holdfast.audit.scope import PipelineScope
-from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
+from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.audit.source import LogEnds, PartitionWalk, SourceWalk
 from holdfast.pipeline.aside import LATE_FOR
 from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, Step, Window
@@ -104,7 +104,7 @@ class SinkRows:
     turns: Mapping[str, int] = field(default_factory=dict)
     """By sink, the newest turn that an earlier audit has proven: rows that steps made are read behind it."""
 
-    def of(self, reader: SinkReader | DeadLetterReader) -> Holding:
+    def of(self, reader: SinkReader) -> Holding:
         if reader.name not in self.holdings:
             numbers = self.numbers_rows and reader.kind != "dead_letter"
             holding = Holding(reader.name, self.spans, numbers_rows=numbers)
@@ -115,7 +115,7 @@ class SinkRows:
             self.holdings[reader.name] = holding
         return self.holdings[reader.name]
 
-    def inside(self, reader: SinkReader | DeadLetterReader, windows: Mapping[str, int]) -> int:
+    def inside(self, reader: SinkReader, windows: Mapping[str, int]) -> int:
         """Rows of the scope; `windows` are those of sinks that were judged as such."""
         if reader.name in windows:
             return windows[reader.name]
@@ -286,7 +286,7 @@ class SinkJudge:
             if side is not None and not self.left.unrecorded and not is_upsert(self.definition, name):
                 holding = self.rows.of(reader)
                 starts = self.scope.sink_starts.get(name, {})
-                expected = self.left.kept[side.route, side.step]
+                expected = self.left.of(side.route, side.step)
                 found = check_side(holding, expected, self.parts, starts)
                 examined += Examined((*found, *self._strays(reader)))
             elif self._is_counted(steps.get(reader.takes), name) and not is_upsert(self.definition, name):
@@ -356,7 +356,7 @@ class SinkJudge:
 
     def decodings(self, watch: DecodingWatch) -> Examined:
         """Whether what could not be decoded is where it belongs."""
-        if self.left.unparsed is None or DEAD_LETTER_NAME not in self.readers:
+        if self.left.unparsed is None:
             return Examined()
         routes = [holding for fate, holding in self.routes.items() if fate is not Fate.DEAD_LETTER]
         others = [*routes, *(self.rows.of(reader) for reader in self.mains.values())]
@@ -372,6 +372,7 @@ class SinkJudge:
             step.name for step in self.definition.steps if isinstance(step, Window) and step.name in taken
         ]
         main = Fate.OUTPUT if mains or not windows else Fate.AGGREGATED
+        late = [] if mains else [self.left.of(LATE_FOR, step) for step in windows]
         found: dict[Place, Fates] = {}
         for number, part in enumerate(self.parts):
             judged = [judgements[number] for judgements in self.judgements.values()]
@@ -380,11 +381,9 @@ class SinkJudge:
             if mains:
                 _mark_erased(fates, part, mains)
                 continue
-            for step in windows:
-                late = self.left.kept.get((LATE_FOR, step))
-                if late is not None:
-                    offsets = np.flatnonzero(late.counts[part.place]).astype(np.int64) + part.start
-                    _mark(fates, part.start, offsets, Fate.LATE, main)
+            for each in late:
+                offsets = np.flatnonzero(each.counts[part.place]).astype(np.int64) + part.start
+                _mark(fates, part.start, offsets, Fate.LATE, main)
             if result is not None:
                 _mark(fates, part.start, result.waiting.get(part.place), Fate.PENDING, main)
                 for superseded in result.superseded.values():

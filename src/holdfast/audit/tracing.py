@@ -28,9 +28,11 @@ import pyarrow as pa
 from holdfast.audit import unaltered
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.left import expands
+from holdfast.audit.lineage import COLUMNS
 from holdfast.audit.lives import ENDS, Departure, Life, SinkLife, Standing
 from holdfast.audit.model import Fate
-from holdfast.audit.sinks.base import ERASED, DeadLetterRow, SinkReader
+from holdfast.audit.sinks.base import ERASED, SinkReader
+from holdfast.audit.sinks.letters import DeadLetterRow, dead_letters
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.stored import Stored, look_up
 from holdfast.errors import HoldfastError
@@ -95,14 +97,14 @@ def windows_of(definition: PipelineDefinition, reader: SinkReader, record: pa.Re
     if key is None or event is None:
         return
     moment = _moment(event)
-    for batch in reader.windows():
-        names = set(batch.rows.schema.names)
+    for table, where in reader.values():
+        names = set(table.column_names)
         wanted = [name for name in ("window_start", "window_end", "_hf_count", *step.key) if name in names]
-        for row in batch.rows.select(wanted).to_pylist():
+        for row in table.select(wanted).to_pylist():
             if row.get("_hf_count") == 0 or not _holds(step, row, moment):
                 continue
             if all(_same(row.get(name), value) for name, value in key.items()):
-                yield _told(batch.where, row, key)
+                yield _told(where, row, key)
 
 
 def _holds(step: Window, row: Mapping[str, Any], moment: datetime) -> bool:
@@ -145,12 +147,11 @@ def standing_for(
     if key is None:
         return None
     named = key_text(key)
-    for batch in reader.keys_of(merge_key(sink)):
-        rows = batch.keys.to_pylist()
-        for at, row in enumerate(rows):
+    for table, _ in reader.values(merge_key(sink)):
+        for row in table.to_pylist():
             if all(_same(row.get(name), value) for name, value in key.items()):
-                lineage = batch.lineage
-                return Standing(named, lineage.topic, lineage.partition, int(lineage.offsets[at]))
+                topic, partition, offset, _ = (row.get(name) for name in COLUMNS)
+                return Standing(named, topic or "", partition, offset)
     return Standing(named)
 
 
@@ -409,11 +410,9 @@ class Tracer:
         return tuple(sorted(found, key=lambda each: (each.index, each.route, each.step))), is_known
 
     def _dead_letters(self, stored: Stored) -> Iterator[DeadLetterRow]:
-        reader: Any = self._readers.get(DEAD_LETTER_NAME)
-        if reader is None:
-            return
+        reader = self._readers.get(DEAD_LETTER_NAME)
         place = stored.place
-        for row in reader.dead_letters():
+        for row in () if reader is None else dead_letters(reader):
             if (row.topic, row.partition, row.offset) == (place.topic, place.partition, stored.offset):
                 yield row
 

@@ -15,7 +15,6 @@ Nothing here says that a row is right: only that it is the one that was written.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ import numpy.typing as npt
 from holdfast.admin.brokers import Brokers, committed_metadata
 from holdfast.admin.errors import ClusterError
 from holdfast.audit.compare import RANGES_MAX
+from holdfast.audit.ledgers import heads_path
 from holdfast.audit.lineage import LineageBatch, as_ranges
 from holdfast.audit.model import AuditError, Fate, Finding, Unproven, gap
 from holdfast.audit.sinks.base import ContentBatch, ErasedRows, SinkReader, SinkScope
@@ -36,7 +36,7 @@ from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import home_of, monitoring_group
 from holdfast.pipeline.definition.places import places_of
 from holdfast.pipeline.erased_places import RowsByEntry, unpack
-from holdfast.pipeline.ledger import BEFORE_LEDGER, Entry, Reached
+from holdfast.pipeline.ledger import BEFORE_LEDGER, Entry
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.row_digest import MASK, DigestKey, Digests, RowHasher, totals
 from holdfast.pipeline.sealing import KEY_FILE, DigestKeyLost, Head, broken_links, heads_in, read_key
@@ -120,16 +120,16 @@ def keeper_of(definition: PipelineDefinition) -> Keeper:
 
 
 def witnesses_of(
-    plain: PipelineDefinition, expanded: PipelineDefinition, brokers: Brokers
+    plain: PipelineDefinition, expanded: PipelineDefinition, brokers: Brokers, noted: Mapping[str, Head]
 ) -> dict[str, list[Witness]]:
-    """What the home and the group's committed offsets say of each sink's ledger; to be asked before the sinks are.
+    """What the home (`noted`) and the group's committed offsets say of each sink's ledger; to be asked before the sinks
+    are.
 
     `plain` has its secrets as references. Of a sink that was elsewhere then, nothing is known.
     """
     places = places_of(canonical(plain))
-    home, group = home_of(expanded), monitoring_group(expanded)
-    path = os.path.join(home, "sinks.json")
-    said = [(name, head, path) for name, head in _noted(path).items()]
+    group = monitoring_group(expanded)
+    said = [(name, head, heads_path(home_of(expanded))) for name, head in noted.items()]
     try:
         heads = heads_in(committed_metadata(brokers, group).values())
     except ClusterError:
@@ -143,22 +143,6 @@ def witnesses_of(
         if place == places.get(name):
             found.setdefault(name, []).append(Witness(generation, number, head.chain, who))
     return found
-
-
-def _noted(path: str) -> dict[str, Head]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            sinks = json.load(file)["sinks"]
-        return {
-            name: Head(
-                Reached(each["generation"], each["number"], each.get("place", "")), str(each.get("chain", ""))
-            )
-            for name, each in sinks.items()
-        }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AuditError(f"{path} says how far each sink had come, and cannot be read ({error})") from error
 
 
 # ---------------------------------------------------------------------------- erasures

@@ -164,7 +164,7 @@ class PipelineAuditor:
         return {name: replace(seen, unseen=redactor.redact(seen.unseen)) for name, seen in found.items()}
 
     def remembers(self) -> str:
-        from holdfast.audit.continuous import remembering
+        from holdfast.audit.left import remembering
 
         if self.options.start is not None:
             return "--from says where it begins"

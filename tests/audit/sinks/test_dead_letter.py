@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.audit_sinks import Ledger
-from tests.support.audit_topics import FakeTopics, Sent, TopicBuilder, dead_letter, dead_letters
+from tests.support.audit_topics import FakeTopics, Sent, TopicBuilder, dead_letter
+from tests.support.audit_topics import dead_letters as dead_letters_in
 from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.sinks.kafka import DeadLetters
+from holdfast.audit.sinks.letters import dead_letters, letters
 from holdfast.audit.sinks.opening import open_dead_letters
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def letter(offset: int, reason: str = "parse", group: str = "shop", **more: obje
 
 def filled(shop: Shop, cluster: FakeCluster, *letters: Sent) -> TopicBuilder:
     shop.ledger = Ledger("shop", "dead-letter")
-    builder = dead_letters(FakeTopics(cluster), "shop-dlt", "shop")
+    builder = dead_letters_in(FakeTopics(cluster), "shop-dlt", "shop")
     builder.commit(shop.opening())
     builder.commit(shop.entry(0, len(letters)), letters)
     return builder
@@ -45,12 +47,12 @@ def test_dead_letters_say_where_from_and_why(shop: Shop, cluster: FakeCluster) -
     filled(shop, cluster, letter(3), letter(5, "positive", error="amount > 0"))
     reader = reader_of(shop, cluster)
     assert shop.offsets(reader) == [3, 5]
-    found = [(row.offset, row.reason, row.error, row.where) for row in reader.dead_letters()]
+    found = [(row.offset, row.reason, row.error, row.where) for row in dead_letters(reader)]
     assert found == [
         (3, "parse", "it is no JSON", "shop-dlt-0@0"),
         (5, "positive", "amount > 0", "shop-dlt-0@1"),
     ]
-    [(batch, reasons)] = reader.letters()
+    [(batch, reasons)] = letters(reader)
     assert (batch.offsets.tolist(), reasons.to_pylist()) == ([3, 5], ["parse", "positive"])
     assert [entry.number for entry in reader.entries()] == [0, 1]
     assert list(reader.problems()) == []
@@ -60,7 +62,7 @@ def test_dead_letters_say_where_from_and_why(shop: Shop, cluster: FakeCluster) -
 def test_one_that_failed_before_counts_by_its_last_failure(shop: Shop, cluster: FakeCluster) -> None:
     earlier = letter(99, "old", group="else").headers
     filled(shop, cluster, letter(4, own=earlier))
-    [row] = reader_of(shop, cluster).dead_letters()
+    [row] = dead_letters(reader_of(shop, cluster))
     assert (row.offset, row.reason) == (4, "parse")
 
 
@@ -90,7 +92,7 @@ def test_letters_of_several_partitions_come_by_partition(shop: Shop, cluster: Fa
     filled(shop, cluster, *(dead_letter("shop", each, None, None, reason=f"r{each[2]}") for each in places))
     found = {
         (batch.topic, batch.partition): list(zip(batch.offsets.tolist(), reasons.to_pylist(), strict=True))
-        for batch, reasons in reader_of(shop, cluster).letters()
+        for batch, reasons in letters(reader_of(shop, cluster))
     }
     assert found == {
         ("orders", 1): [(5, "r5"), (7, "r7")],

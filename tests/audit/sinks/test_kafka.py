@@ -341,8 +341,8 @@ def test_windows_are_read_from_values_and_taken_back_by_keys(shop: Shop, cluster
         sink_record(("per", 0, 2, 0), b'{"country":"nl"}', None),
     ]
     builder.commit(shop.entry(0, 2), sent)
-    [found] = reader_of(shop, cluster.bootstrap_servers, rows="per").windows()
-    rows = found.rows.to_pylist()
+    [found] = reader_of(shop, cluster.bootstrap_servers, rows="per").values()
+    rows = found.table.to_pylist()
     assert [(row["_hf_offset"], row["country"], row["_hf_count"], row["_hf_digest"]) for row in rows] == [
         (1, "nl", 3, -7),
         (2, "nl", 0, 0),
@@ -355,7 +355,7 @@ def test_windows_whose_values_an_expression_makes_are_left_to_their_digests(
 ) -> None:
     filled(shop, builder_of(cluster), 1)
     reader = reader_of(shop, cluster.bootstrap_servers, rows="per", value="country")
-    assert list(reader.windows()) == []
+    assert list(reader.values()) == []
     assert not any(gap.is_gap for gap in reader.gaps())
 
 

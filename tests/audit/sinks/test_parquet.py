@@ -337,10 +337,10 @@ def test_windows_come_whole(shop: Shop, builder: ParquetBuilder) -> None:
     sink = ParquetSink(builder.path, name=shop.sink, rows="totals")
     definition = replace(shop.definition(sink), steps=(Window("totals", {"n": "count(*)"}, size="1m"),))
     reader = open_sink(definition, sink, {})
-    [found] = reader.windows()
-    assert found.rows.column("_hf_digest").to_pylist() == [-5, 6]
-    assert found.rows.column("_hf_offset").to_pylist() == [1, 1]
-    assert found.rows.column("window_start").type == pa.timestamp("us", tz="UTC")
+    [found] = reader.values()
+    assert found.table.column("_hf_digest").to_pylist() == [-5, 6]
+    assert found.table.column("_hf_offset").to_pylist() == [1, 1]
+    assert found.table.column("window_start").type == pa.timestamp("us", tz="UTC")
     assert list(reader.problems()) == []
 
 

@@ -246,7 +246,7 @@ def test_a_table_that_lost_its_lineage_holds_rows_from_nowhere(shop: Shop, build
     builder.connection.execute(f"ALTER TABLE {builder.sink.schema_name}.orders DROP COLUMN _hf_offset")
     reader = reader_of(shop, builder)
     assert {(each.topic, len(each)) for each in shop.batches(reader)} == {(NOWHERE, 30)}
-    assert list(reader.keys_of(["id"])) == []
+    assert list(reader.values(["id"])) == []
     assert any("has no column" in each.detail for each in reader.problems())
     reader.close()
 
@@ -267,8 +267,8 @@ def test_a_sink_without_rows_has_no_table_yet(shop: Shop, builder: PostgresBuild
     builder.commit(shop.entry(0, 0))
     reader = reader_of(shop, builder, rows="totals")
     assert shop.found(reader) == []
-    assert list(reader.windows()) == []
-    assert list(reader.keys_of(["id"])) == []
+    assert list(reader.values()) == []
+    assert list(reader.values(["id"])) == []
     assert list(reader.table_batches(["id"])) == []
     assert reader.find(shop.place, 3) == []
     reader.close()
@@ -302,9 +302,9 @@ def test_keys_of_an_upsert_table_come_with_the_record_they_were_written_by(shop:
     builder.commit(shop.entry(1, 2), second)
     reader = reader_of(shop, builder)
     found = {
-        tuple(key.values()): (batch.lineage.partition, offset)
-        for batch in reader.keys_of(["id", "country"])
-        for key, offset in zip(batch.keys.to_pylist(), batch.lineage.offsets.tolist(), strict=True)
+        (row["id"], row["country"]): (row["_hf_partition"], row["_hf_offset"])
+        for batch in reader.values(["id", "country"])
+        for row in batch.table.to_pylist()
     }
     assert found == {(1, "a"): (0, 0), (2, "b"): (0, 10), (3, "c"): (0, 2), (4, "d"): (1, 7)}
     assert shop.found(reader) == []
@@ -332,8 +332,8 @@ def test_columns_come_as_values_in_windows_and_as_text_in_tables(
     builder.commit(shop.opening())
     builder.commit(shop.entry(0, 2), rows)
     reader = reader_of(shop, builder, rows="totals")
-    [batch] = reader.windows()
-    found = batch.rows.to_pylist()
+    [batch] = reader.values()
+    found = batch.table.to_pylist()
     assert [(row["country"], row["ok"], row["total"], row["_hf_digest"]) for row in found] == [
         ("n,l", True, 1.5, -5),
         (None, None, -0.25, 2**62),

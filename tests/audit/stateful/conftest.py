@@ -14,17 +14,18 @@ import pytest
 from tests.support.audit_sinks import Ledger
 
 from holdfast.audit.decoding import SourceDecoder
+from holdfast.audit.left import Departure, Left
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.sinks.base import (
     ContentBatch,
     ErasedRows,
-    KeyedBatch,
     SinkReader,
     SinkScope,
-    WindowBatch,
+    Values,
 )
 from holdfast.audit.stateful import StatefulCheck, StatefulResult
 from holdfast.audit.stateful.carried import Carried
+from holdfast.pipeline.aside import DUPLICATE, LATE, LATE_FOR
 from holdfast.pipeline.definition.model import (
     Decoding,
     Dedupe,
@@ -101,6 +102,26 @@ class Played:
     dedupe_late: list[tuple[int, int]] = field(default_factory=list)
     duplicates: list[tuple[int, int]] = field(default_factory=list)
     went_on: list[tuple[int, int]] = field(default_factory=list)
+    unknown: str = ""
+    """Why it is not known at which step some left."""
+
+    def left(self) -> Left:
+        """What was recorded of those that left, or were late."""
+        return Left(
+            {},
+            departures=[
+                Departure(
+                    LineageBatch("orders", partition, np.array([offset]), np.zeros(1, np.int32)), *where
+                )
+                for where, found in (
+                    (("once", LATE), self.dedupe_late),
+                    (("once", DUPLICATE), self.duplicates),
+                    (("totals", LATE_FOR), self.late),
+                )
+                for partition, offset in found
+            ],
+            unknown=self.unknown,
+        )
 
 
 def place(partition: int) -> Place:
@@ -139,12 +160,16 @@ class Reader:
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         return iter(())
 
-    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
-        if self.held:
+    def values(
+        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
+    ) -> Iterator[Values]:
+        if columns is not None:
+            yield from self._keys()
+        elif self.held:
             times = pa.timestamp("us", tz="UTC")
             signed = [row.digest - 2**64 if row.digest >= 2**63 else row.digest for row in self.held]
-            yield WindowBatch(
-                pa.RecordBatch.from_pydict(
+            yield Values(
+                pa.table(
                     {
                         "_hf_topic": [self.step] * len(self.held),
                         "_hf_partition": [0] * len(self.held),
@@ -160,12 +185,10 @@ class Reader:
                 )
             )
 
-    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
+    def _keys(self) -> Iterator[Values]:
         for customer, partition, offset in self.keyed:
-            yield KeyedBatch(
-                pa.RecordBatch.from_pydict({"customer": [customer]}),
-                LineageBatch("orders", partition, np.array([offset]), np.zeros(1, np.int32)),
-            )
+            place = {"_hf_topic": "orders", "_hf_partition": partition, "_hf_offset": offset, "_hf_index": 0}
+            yield Values(pa.Table.from_pylist([{**place, "customer": customer}]))
 
     def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         return iter(())
@@ -230,13 +253,8 @@ class World:
             for begin in range(first, last, 3):  # batches of three records
                 batch = _batch(number, begin, log[begin : min(begin + 3, last)])
                 observer.take(place(number), batch, decoder.once("orders", batch))
-        for route, found in (("late", played.dedupe_late), ("duplicate", played.duplicates)):
-            for partition, offset in found:
-                check.left("orders", partition, np.array([offset]), "once", route)
-        for partition, offset in played.late:
-            check.late_for("orders", partition, np.array([offset]), "totals")
         given = readers or [Reader("windows", played.rows, played.entries)]
-        return check.examine(given, {at: end for at, (_, end) in spans.items()})
+        return check.examine(played.left(), given, {at: end for at, (_, end) in spans.items()})
 
     @property
     def logs(self) -> list[list[Sent]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import examples
 
 from holdfast.audit.model import Fate
-from holdfast.audit.sinks.base import WindowBatch
+from holdfast.audit.sinks.base import Values
 from holdfast.audit.stateful import StatefulResult
 from holdfast.audit.stateful.carried import Carried
 from holdfast.audit.stateful.windows import held_rows, milliseconds, rows_in_order
@@ -327,7 +327,7 @@ def test_the_number_of_a_row_in_its_batch_is_made_again_or_left_to_the_digests(
         "_hf_index": changed.get("index", [0, 1, 2, 0]), "customer": [None, None, "a", "a"], "window_start": start,
         "window_end": start, "_hf_count": [1] * 4, "_hf_digest": [1] * 4,
     }  # fmt: skip
-    assert rows_in_order(held_rows([WindowBatch(pa.record_batch(rows))]), ("customer",)) == made_again
+    assert rows_in_order(held_rows([Values(pa.table(rows))]), ("customer",)) == made_again
 
 
 def test_an_audit_that_begins_late_claims_nothing_of_windows(world: type[World], sent: type[Sent]) -> None:

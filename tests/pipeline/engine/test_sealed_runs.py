@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.admin.brokers import committed_metadata
+from holdfast.audit import ledgers
 from holdfast.audit.model import Fate
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.unaltered import Unaltered, check, keeper_of, witnesses_of
 from holdfast.pipeline.core.failures import SinkLost
 from holdfast.pipeline.definition.model import ParquetSink
+from holdfast.pipeline.definition.naming import home_of
 from holdfast.pipeline.engine.resetting import perform_reset, plan_reset
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.sealing import DigestKeyLost, heads_in, heads_of
@@ -47,7 +49,8 @@ class Files:
         settings = {"bootstrap.servers": self.bench.broker.bootstrap_servers}
         keeper = keeper_of(definition)
         with Cluster(settings) as cluster:
-            witnesses = witnesses_of(definition, definition, cluster)
+            noted = ledgers.reached(home_of(definition))
+            witnesses = witnesses_of(definition, definition, cluster, noted)
         readers = [
             open_dead_letters(definition, settings),
             open_sink(definition, definition.sinks[0], settings),

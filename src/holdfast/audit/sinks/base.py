@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import AuditError, Fate, Finding, Unproven
@@ -55,25 +55,14 @@ class SinkScope:
     """Of rows that a step made: those of later turns."""
 
 
-@dataclass(frozen=True)
-class WindowBatch:
-    """Rows of a sink that takes the rows of a stateful step."""
+class Values(NamedTuple):
+    """Rows as values, with their lineage as `_hf_topic`, `_hf_partition`, `_hf_offset` and `_hf_index`.
 
-    rows: pa.RecordBatch
-    """Columns as the sink has them: key columns, `window_start`, `window_end`, aggregates, `_hf_count`, `_hf_digest`,
-    and the lineage as `_hf_topic` (the step's name), `_hf_partition`, `_hf_offset` (the turn), `_hf_index`. A row that
-    takes a window back (a tombstone) has 0 in `_hf_count`."""
+    Of rows of a window step `_hf_topic` is the step's name and `_hf_offset` the turn; one that takes a window back (a
+    tombstone) has 0 in `_hf_count`."""
+
+    table: pa.Table
     where: str = ""
-
-
-@dataclass(frozen=True)
-class KeyedBatch:
-    """Rows of an upsert table: one for each key, and the record it was last written by."""
-
-    keys: pa.RecordBatch
-    """The key's columns only."""
-    lineage: LineageBatch
-    """In the same order."""
 
 
 @dataclass(frozen=True)
@@ -136,18 +125,6 @@ class ErasedRows:
         return f"{ERASED}{self.erasure.reason!r} on {moment:%Y-%m-%d} (entry {self.entry.number})"
 
 
-@dataclass(frozen=True)
-class DeadLetterRow:
-    topic: str
-    partition: int
-    offset: int
-    index: int
-    reason: str
-    """`parse`, or a rule's name."""
-    error: str
-    where: str
-
-
 class SinkReader(Protocol):
     """One sink, as it stood when it was opened."""
 
@@ -184,15 +161,14 @@ class SinkReader(Protocol):
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         """The lineage of every row, each row once."""
 
-    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
-        """The rows of a stateful step, whole."""
-
-    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
-        """For upsert: each key of the table and its row's lineage."""
+    def values(
+        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
+    ) -> Iterator[Values]:
+        """The rows with these columns; nothing: with all."""
 
     def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         """The rows with their lineage (`_hf_topic`, `_hf_partition`, `_hf_offset`, `_hf_index`) and these columns, as
-        they are stored."""
+        they are stored. Of dead letters `reason` (`parse`, or a rule's name) and `error` are columns too."""
 
     def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
         """Every row with these columns, by the types they have for Spark; a column that is not there is left out. With
@@ -209,14 +185,6 @@ class SinkReader(Protocol):
         """What of it cannot be read any more: expired, vacuumed, compacted."""
 
     def close(self) -> None: ...
-
-
-class DeadLetterReader(SinkReader, Protocol):
-    def letters(self) -> Iterator[tuple[LineageBatch, pa.Array]]:
-        """Places, as runs of one partition, with the reason of each."""
-
-    def dead_letters(self) -> Iterator[DeadLetterRow]:
-        """With their reasons, for counts by reason and for a record's life."""
 
 
 def erased_at(erased: Sequence[ErasedRows], place: Place, offset: int) -> list[str]:

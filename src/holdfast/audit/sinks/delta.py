@@ -17,17 +17,14 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch, as_ranges
 from holdfast.audit.model import Unproven, gap
 from holdfast.audit.sinks import files
 from holdfast.audit.sinks.base import (
     CONTENT,
-    KeyedBatch,
     SinkScope,
     SinkUnreadable,
-    WindowBatch,
     newest_turn,
     number_holes,
     read_entry,
@@ -217,18 +214,6 @@ class DeltaReader(files.FilesReader):
         is_known = entry is not None and add.is_change and self._is_tap and not self._is_merged
         return newest_turn([entry]) if entry is not None and is_known else None
 
-    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
-        for batch in super().windows(scope):
-            names = [name for name in batch.rows.schema.names if name != CONTENT]
-            yield WindowBatch(batch.rows.select(names), batch.where)
-
-    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
-        """By partition, since a batch has one; of a column that a file lacks, null."""
-        for file in self._files():
-            with self._noting(file):
-                for table in files.tables(file.path, columns, file.constants()):
-                    yield from _keyed(table, columns, file.where)
-
     # -------------------------------------------------------------------- what is wrong
 
     def _examine(self) -> None:
@@ -398,32 +383,6 @@ class DeltaReader(files.FilesReader):
                 )
             )
         return found
-
-
-def _keyed(table: pa.Table, columns: Sequence[str], where: str) -> Iterator[KeyedBatch]:
-    """Rows of which a part of the lineage is null or forgotten are from nowhere."""
-    rows, there = table.num_rows, set(table.column_names)
-    keys = pa.table({name: table.column(name) if name in there else pa.nulls(rows) for name in columns})
-    places = [
-        table.column(f"_hf_{name}").combine_chunks()
-        if f"_hf_{name}" in there
-        else pa.nulls(rows, pa.string())
-        for name in files.PARTS
-    ]
-    topics = pc.fill_null(places[0].cast(pa.string()), NOWHERE)
-    numbers, offsets, indexes = (
-        np.asarray(pc.fill_null(each.cast(pa.int64()), -1).to_numpy(zero_copy_only=False), np.int64)
-        for each in places[1:]
-    )
-    is_known = (numbers >= 0) & (offsets >= 0) & (indexes >= 0) & (np.asarray(topics) != NOWHERE)
-    encoded = topics.dictionary_encode()
-    mixed = np.where(is_known, (np.asarray(encoded.indices, np.int64) << 32) | numbers, -1)
-    for code in np.unique(mixed).tolist():
-        chosen = np.flatnonzero(mixed == code)
-        topic = NOWHERE if code < 0 else str(encoded.dictionary[code >> 32])
-        number = -1 if code < 0 else code & 0xFFFFFFFF
-        lineage = LineageBatch(topic, number, offsets[chosen], indexes[chosen].astype(np.int32), where)
-        yield KeyedBatch(keys.take(chosen).combine_chunks().to_batches()[0], lineage)
 
 
 def _leads_to(before: Entry, after: Entry) -> bool:

@@ -20,16 +20,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.audit.lineage import NOWHERE, LineageBatch, Offsets, as_ranges, split_struct
+from holdfast.audit.lineage import NOWHERE, PARTS, LineageBatch, Offsets, as_ranges, split_struct
 from holdfast.audit.model import Fate, Finding, Range, ranges_text
 from holdfast.audit.sinks.base import (
+    LINEAGE,
     NOWHERE_YET,
     ContentBatch,
     ErasedRows,
-    KeyedBatch,
     SinkScope,
     SinkUnreadable,
-    WindowBatch,
+    Values,
     contents_of,
     erased_at,
     is_below,
@@ -39,8 +39,6 @@ from holdfast.pipeline.definition.streams import stream_of
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import BatchRange, Place, Positions
 
-LINEAGE: Final = "_hf"
-PARTS: Final = ("topic", "partition", "offset", "index")
 BATCH_ROWS: Final = 256 * 1024
 """Read at once: a column of places takes a few megabytes."""
 OURS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
@@ -531,25 +529,22 @@ class FilesReader(ABC):
         found = (file for file in self._files() if not is_below(file.spans, starts))
         return (file for file in found if turn is None or file.turn is None or file.turn > turn)
 
-    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
+    def values(
+        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
+    ) -> Iterator[Values]:
         for file in self._not_below(scope):
             with self._noting(file):
-                for table in tables(file.path, None, file.constants()):
-                    yield from (WindowBatch(batch, file.where) for batch in table.to_batches())
+                for table in tables(file.path, columns, file.constants()):
+                    yield Values(table, file.where)
 
     def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
-        for file in self._not_below(scope):
-            with self._noting(file):
-                yield from tables(file.path, columns, file.constants())
+        return (each.table for each in self.values(columns, scope))
 
     def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
         for file in self._not_below(scope):
             with self._noting(file), _telling():
                 for _, batch in _batches(file.path, None):
                     yield from contents_of(batch, types, file.texts, file.is_before_reset, self.keeps_digests)
-
-    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
-        raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")
 
     def find(self, place: Place, offset: int) -> list[str]:
         found = erased_at(self.erased, place, offset)

@@ -43,12 +43,10 @@ from holdfast.audit.sinks.base import (
     NOWHERE_YET,
     Connections,
     ContentBatch,
-    DeadLetterRow,
     ErasedRows,
-    KeyedBatch,
     SinkScope,
     SinkUnreadable,
-    WindowBatch,
+    Values,
     read_entry,
 )
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
@@ -327,7 +325,7 @@ class TopicReader:
                 pa.array(places.partitions),
                 pa.array(places.offsets),
                 pa.array(places.indexes),
-                where,
+                where=where,
             ):
                 self._note_again(found)
                 yield found
@@ -343,18 +341,16 @@ class TopicReader:
         """Of a record: `key`, `value` and `headers`, beside its lineage."""
         for batch in self.records():
             kept, places = self._known(batch)
-            found = places.columns() | {
-                name: kept.column(name)
-                for name in columns
-                if name in ("key", "value", "timestamp", "headers")
-            }
-            yield pa.table(found)
+            yield pa.table(places.columns() | self._parts(kept, columns))
 
-    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
+    def _parts(self, kept: pa.RecordBatch, columns: Sequence[str]) -> dict[str, pa.Array]:
+        names = ("key", "value", "timestamp", "headers")
+        return {name: kept.column(name) for name in columns if name in names}
+
+    def values(
+        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
+    ) -> Iterator[Values]:
         return iter(())
-
-    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
-        raise SinkUnreadable(f"sink {self.name!r} keeps every record and has no keys")
 
     def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
         for batch in self.records(is_whole=scope is None):
@@ -444,8 +440,10 @@ class KafkaReader(TopicReader):
             definition.name, sink.name, sink.topic, own_settings(settings, sink.bootstrap, sink.settings)
         )
 
-    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
-        """From the columns in a record's value; a record without one takes back what its key stands for."""
+    def values(
+        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
+    ) -> Iterator[Values]:
+        """Of windows: from the columns in a record's value; a record without one takes back what its key stands for."""
         if self._sink.value is not None:
             return
         for batch in self.records():
@@ -459,9 +457,7 @@ class KafkaReader(TopicReader):
             names = dict.fromkeys(name for row in rows for name in row)
             found = places.columns()
             found |= {name: _column(name, [row.get(name) for row in rows]) for name in names}
-            table = pa.table(found)
-            for each in table.combine_chunks().to_batches():
-                yield WindowBatch(each, self.topic)
+            yield Values(pa.table(found), self.topic)
 
 
 def own_settings(source: Mapping[str, str], bootstrap: str | None, own: Mapping[str, str]) -> dict[str, str]:
@@ -493,6 +489,8 @@ def _column(name: str, values: list[Any]) -> pa.Array:
 
 
 PREFIX: Final = "hf-dlt-"
+WHY: Final = {"reason": "reason", "error": "message"}
+"""By column, the header that says it."""
 
 
 class DeadLetters(TopicReader):
@@ -535,44 +533,14 @@ class DeadLetters(TopicReader):
             pc.dictionary_encode(topics), partitions, offsets, np.zeros(len(offsets), np.int64)
         )
 
-    def letters(self) -> Iterator[tuple[LineageBatch, pa.Array]]:
-        """Places, as runs of one partition, with the reason of each."""
-        self._again = {}
-        for batch in self.records():
-            kept, places = self._known(batch)
-            if kept.num_rows == 0:
-                continue
-            reasons = self._said(kept, "reason")
-            where = f"{self.topic}-{kept.column('partition')[0].as_py()}"
-            codes = places.topics.indices.to_numpy(zero_copy_only=False).astype(np.int64) << 32
-            order = np.argsort(codes | places.partitions, kind="stable")
-            row = 0
-            for run in split_columns(
-                places.topics.take(pa.array(order)),
-                pa.array(places.partitions[order]),
-                pa.array(places.offsets[order]),
-                pa.array(places.indexes[order]),
-                where,
-            ):
-                self._note_again(run)
-                yield run, reasons.take(pa.array(order[row : row + len(run)]))
-                row += len(run)
-
-    def dead_letters(self) -> Iterator[DeadLetterRow]:
-        for batch in self.records():
-            kept, places = self._known(batch)
-            columns = (
-                places.topics.dictionary_decode().to_pylist(),
-                places.partitions.tolist(),
-                places.offsets.tolist(),
-                self._said(kept, "reason").to_pylist(),
-                self._said(kept, "message").to_pylist(),
-                kept.column("partition").to_pylist(),
-                kept.column("offset").to_pylist(),
-            )
-            for topic, partition, offset, reason, error, number, at in zip(*columns, strict=True):
-                where = f"{self.topic}-{number}@{at}"
-                yield DeadLetterRow(topic, partition, offset, 0, reason or "", error or "", where)
+    def _parts(self, kept: pa.RecordBatch, columns: Sequence[str]) -> dict[str, pa.Array]:
+        found = super()._parts(kept, columns)
+        found |= {name: self._said(kept, said) for name, said in WHY.items() if name in columns}
+        if "where" in columns:
+            at = zip(kept.column("partition").to_pylist(), kept.column("offset").to_pylist(), strict=True)
+            where = [f"{self.topic}-{partition}@{offset}" for partition, offset in at]
+            found["where"] = pa.array(where, pa.string())
+        return found
 
     @staticmethod
     def _said(batch: pa.RecordBatch, name: str) -> pa.Array:

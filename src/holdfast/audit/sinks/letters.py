@@ -1,90 +1,50 @@
-"""Dead letters that are rows of files or of a table: the reader of that sink, which tells the reason of each too.
+"""Dead letters, in whatever sink they are: the place of each, and why it is there.
 
-A row has the record as it came, in columns, and its lineage beside them; the audit compares the one with the log
-(`holdfast.audit.content`) and counts the other as it counts any row.
+In files and tables a row has the record as it came, in columns, and its lineage beside them; in a topic the lineage is
+in headers. The audit compares the record with the log (`holdfast.audit.content`) and counts the row as it counts any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
-from holdfast.audit.lineage import LineageBatch
-from holdfast.audit.sinks.base import DeadLetterReader, DeadLetterRow, SinkScope, SinkUnreadable
-from holdfast.audit.sinks.delta import DeltaReader
-from holdfast.audit.sinks.parquet import ParquetReader
-from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition, PostgresSink
-
-PLACE = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
+from holdfast.audit.lineage import COLUMNS, LineageBatch, partitions_of
+from holdfast.audit.sinks.base import SinkReader
 
 
-class LetterRows:
-    """What a reader of rows needs to be one of dead letters."""
-
-    kind = "dead_letter"
-
-    if TYPE_CHECKING:
-        name: str
-
-        def rows(self, scope: SinkScope) -> Iterator[LineageBatch]: ...
-
-        def table_batches(
-            self, columns: Sequence[str], scope: SinkScope | None = None
-        ) -> Iterator[pa.Table]: ...
-
-    def letters(self) -> Iterator[tuple[LineageBatch, pa.Array]]:
-        """Places, as runs of one partition, with the reason of each."""
-        reasons = {
-            (row.topic, row.partition, row.offset, row.index): row.reason for row in self.dead_letters()
-        }
-        for batch in self.rows(SinkScope({})):
-            places = zip(batch.offsets.tolist(), batch.indexes.tolist(), strict=True)
-            found = [reasons.get((batch.topic, batch.partition, *place), "") for place in places]
-            yield batch, pa.array(found, pa.string())
-
-    def dead_letters(self) -> Iterator[DeadLetterRow]:
-        for table in self.table_batches(("reason", "error")):
-            if not {*PLACE} <= {*table.column_names}:
-                continue  # rows without lineage are nobody's, and told by whoever counts them
-            columns = [
-                table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows
-                for name in (*PLACE, "reason", "error")
-            ]
-            for topic, partition, offset, index, reason, error in zip(*columns, strict=True):
-                if None not in (topic, partition, offset, index):
-                    where = f"{self.name}, row {index}" if index else self.name
-                    yield DeadLetterRow(
-                        topic, int(partition), int(offset), int(index), reason or "", error or "", where
-                    )
+@dataclass(frozen=True)
+class DeadLetterRow:
+    topic: str
+    partition: int
+    offset: int
+    index: int
+    reason: str
+    """`parse`, or a rule's name."""
+    error: str
+    where: str
 
 
-class ParquetLetters(LetterRows, ParquetReader):
-    """Dead letters in a directory of Parquet files."""
+def letters(reader: SinkReader) -> Iterator[tuple[LineageBatch, pa.Array]]:
+    """Places, as rows of one partition, with the reason of each."""
+    for table in reader.table_batches(("reason",)):
+        if not {*COLUMNS, "reason"} <= {*table.column_names}:
+            continue  # without a lineage: told by whoever counts rows
+        for topic, partition, rows, offsets in partitions_of(table):
+            chosen = table.take(pa.array(rows))
+            indexes = np.asarray(chosen.column(COLUMNS[3]).fill_null(-1), np.int32)
+            yield LineageBatch(topic, partition, offsets, indexes), chosen.column("reason").combine_chunks()
 
 
-class DeltaLetters(LetterRows, DeltaReader):
-    """Dead letters in a Delta table."""
-
-
-def open_letters(
-    definition: PipelineDefinition, sink: ParquetSink | DeltaSink | PostgresSink
-) -> DeadLetterReader:
-    """A snapshot of the dead letters in this sink."""
-    match sink:
-        case ParquetSink():
-            return ParquetLetters(definition, sink)
-        case DeltaSink():
-            return DeltaLetters(definition, sink)
-    try:
-        from holdfast.audit.sinks.postgres import PostgresReader
-    except ImportError as error:
-        raise SinkUnreadable(
-            f"sink {sink.name!r} needs PostgreSQL's client: pip install 'holdfast[postgres]' ({error})"
-        ) from error
-
-    class PostgresLetters(LetterRows, PostgresReader):
-        """Dead letters in a table of PostgreSQL."""
-
-    return PostgresLetters(definition, sink)
+def dead_letters(reader: SinkReader) -> Iterator[DeadLetterRow]:
+    """One by one, for a record's life; rows without a lineage are nobody's."""
+    for table in reader.table_batches(("reason", "error", "where")):
+        for row in table.to_pylist():
+            topic, partition, offset, index = (row.get(name) for name in COLUMNS)
+            if None not in (topic, partition, offset, index):
+                where = row.get("where") or (f"{reader.name}, row {index}" if index else reader.name)
+                reason, error = row.get("reason") or "", row.get("error") or ""
+                yield DeadLetterRow(topic, int(partition), int(offset), int(index), reason, error, where)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkUnreadable
+from holdfast.audit.sinks.base import SinkReader, SinkUnreadable
 from holdfast.audit.sinks.delta import DeltaReader
 from holdfast.audit.sinks.kafka import DeadLetters, KafkaReader
-from holdfast.audit.sinks.letters import open_letters
 from holdfast.audit.sinks.parquet import ParquetReader
 from holdfast.pipeline.definition.model import (
     DeltaSink,
@@ -30,24 +29,22 @@ def open_sink(
         case DeltaSink():
             return DeltaReader(definition, sink)
         case PostgresSink():
-            return _postgres(definition, sink)
+            try:
+                from holdfast.audit.sinks.postgres import PostgresReader
+            except ImportError as error:
+                raise SinkUnreadable(
+                    f"sink {sink.name!r} needs PostgreSQL's client: pip install 'holdfast[postgres]' ({error})"
+                ) from error
+            return PostgresReader(definition, sink)
         case KafkaSink():
             return KafkaReader(definition, sink, settings)
 
 
-def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> SinkReader:
-    try:
-        from holdfast.audit.sinks.postgres import PostgresReader
-    except ImportError as error:
-        raise SinkUnreadable(
-            f"sink {sink.name!r} needs PostgreSQL's client: pip install 'holdfast[postgres]' ({error})"
-        ) from error
-    return PostgresReader(definition, sink)
-
-
-def open_dead_letters(definition: PipelineDefinition, settings: Mapping[str, str]) -> DeadLetterReader:
+def open_dead_letters(definition: PipelineDefinition, settings: Mapping[str, str]) -> SinkReader:
     """A snapshot of the pipeline's dead letters."""
     sink = dead_letter_sink(definition)
-    return (
-        DeadLetters(definition, settings) if isinstance(sink, KafkaSink) else open_letters(definition, sink)
-    )
+    if isinstance(sink, KafkaSink):
+        return DeadLetters(definition, settings)
+    reader = open_sink(definition, sink, settings)
+    reader.kind = "dead_letter"
+    return reader

@@ -4,8 +4,8 @@ The transaction is REPEATABLE READ, READ ONLY and stays open until the reader is
 moment however long it takes. A role with USAGE on the schema and SELECT on the table and on
 `holdfast_ledger` is enough.
 
-A row for itself costs the server and us more to hand over than to read: so the server puts many into one value, the
-places of a partition as bytes, a column as an array. A table is taken some blocks at a time, which bounds that value.
+A row for itself costs the server and us more to hand over than to read: so the server puts the rows of a topic into
+one value for each column. A table is taken some blocks at a time, which bounds that value.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import errors, sql
 
-from holdfast.audit.lineage import NOWHERE, LineageBatch
+from holdfast.audit.lineage import COLUMNS as LINEAGE_COLUMNS
+from holdfast.audit.lineage import NOWHERE, LineageBatch, split_columns
 from holdfast.audit.model import Fate, Finding, Unproven, gap
 from holdfast.audit.sinks.base import (
+    CONTENT,
     NOWHERE_YET,
     ContentBatch,
     ErasedRows,
-    KeyedBatch,
     SinkScope,
     SinkUnreadable,
-    WindowBatch,
+    Values,
     erased_at,
     number_holes,
     read_entry,
@@ -40,7 +41,6 @@ from holdfast.pipeline.positions import Place, Positions
 from holdfast.pipeline.row_digest import database_form, from_database
 
 LEDGER: Final = "holdfast_ledger"
-LINEAGE_COLUMNS: Final = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
 SLICE_BYTES: Final = 32 * 1024 * 1024
 """Of a table, as it lies on the server's disk, put into one value."""
 BLOCKS_BY_NUMBER: Final = 140_000
@@ -61,8 +61,6 @@ _ARROW: Final = {
     "date": pa.date32(),
 }
 """Of columns in windows and keys; anything else comes as text, times apart."""
-CONTENT: Final = "_hf_content"
-"""The digest of a row, in the table of an upsert."""
 
 
 class PostgresReader:
@@ -196,19 +194,11 @@ class PostgresReader:
         if not self._has_lineage:
             yield from self._nameless(where)
             return
-        place = sql.SQL("int8send(_hf_offset::int8) || int4send(_hf_index::int4)")
-        many, together = self._slices()
-        for blocks in many:
-            statement = sql.SQL(
-                "SELECT _hf_topic, _hf_partition, string_agg({place}, ''::bytea), count(*) FROM {table} "
-                "WHERE {blocks}{scope} GROUP BY 1, 2{together}"
-            ).format(
-                place=place, table=self._table, blocks=blocks, scope=_not_below(scope), together=together
+        for table in self._texts(LINEAGE_COLUMNS, scope=scope):
+            self.rows_seen += table.num_rows
+            yield from split_columns(
+                *(table.column(name).combine_chunks() for name in LINEAGE_COLUMNS), where=where
             )
-            with self._explained(), self._connection.cursor(binary=True) as cursor:
-                for topic, partition, places, count in cursor.execute(statement):
-                    self.rows_seen += count
-                    yield from _unpacked(topic, partition, places or b"", count, where)
 
     def _slices(self) -> tuple[list[sql.Composable], sql.Composable]:
         """Conditions that cut the table into slices of bounded size; and, where there are none, what else to group
@@ -221,7 +211,8 @@ class PostgresReader:
         kind, block_size = ("", 1) if found is None else found
         if kind not in ("r", "p") or self._connection.info.server_version < BLOCKS_BY_NUMBER:
             whole: list[sql.Composable] = [sql.SQL("true")]
-            return whole, sql.SQL(", _hf_offset::int8 >> {}").format(sql.Literal(OFFSETS_TOGETHER))
+            by_offset = ", _hf_offset::int8 >> {}" if self._has_lineage else ""
+            return whole, sql.SQL(by_offset).format(sql.Literal(OFFSETS_TOGETHER))
         # A slice of a table in partitions is those blocks of each of them.
         parts = "SELECT relid FROM pg_partition_tree(%s) WHERE isleaf" if kind == "p" else "SELECT %s::oid"
         sizes = self._connection.execute(
@@ -261,15 +252,25 @@ class PostgresReader:
         """Columns of the table as text, a slice at a time; lineage as numbers, and times too if that is wanted."""
         if not columns or not self.column_types:
             return
-        taken = sql.SQL(", ").join(self._packed(name, short_booleans, as_numbers) for name in columns)
-        for blocks in self._slices()[0]:
-            statement = sql.SQL("SELECT {} FROM {} WHERE {}{}").format(
-                taken, self._table, blocks, _not_below(scope if self._has_lineage else None)
+        packed = [name for name in columns if name != LINEAGE_COLUMNS[0]]
+        taken = sql.SQL(", ").join(self._packed(name, short_booleans, as_numbers) for name in packed)
+        many, together = self._slices()
+        for blocks in many:
+            statement = sql.SQL("SELECT {}, {} FROM {} WHERE {}{} GROUP BY 1{}").format(
+                sql.SQL("_hf_topic" if self._has_lineage else "NULL::text"),
+                taken,
+                self._table,
+                blocks,
+                _not_below(scope if self._has_lineage else None),
+                together,
             )
             with self._explained(), self._connection.cursor(binary=True) as cursor:
-                values = list(cursor.execute(statement).fetchone() or ())
-            if values and values[0] is not None:
-                yield pa.table(_columns_of(columns, values))
+                for topic, *values in cursor.execute(statement):
+                    found = _columns_of(packed, values)
+                    if len(packed) < len(columns):
+                        size = len(next(iter(found.values())))
+                        found = {LINEAGE_COLUMNS[0]: pa.repeat(pa.scalar(topic, pa.string()), size), **found}
+                    yield pa.table(found)
 
     def _packed(self, name: str, short_booleans: bool = False, as_numbers: bool = False) -> sql.Composable:
         """Numbers one behind the other; of a text the lengths, -1 for null, and the bytes."""
@@ -316,32 +317,17 @@ class PostgresReader:
                 found[name] = column.cast(kinds[name]) if name in kinds else column
         return pa.table(found)
 
-    def windows(self, scope: SinkScope | None = None) -> Iterator[WindowBatch]:
-        where = f"{self._sink.schema_name}.{self._sink.table}"
-        for table in self._texts([name for name in self.column_types if name != CONTENT]):
-            for batch in self._as_values(table).combine_chunks().to_batches():
-                yield WindowBatch(batch, where)
-
-    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
-        """By partition, since a batch has one."""
-        missing = [name for name in columns if name not in self.column_types]
-        if missing or not self._has_lineage:
+    def values(
+        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
+    ) -> Iterator[Values]:
+        missing = [name for name in columns or () if name not in self.column_types]
+        if columns is not None and (missing or not self._has_lineage):
             if self.column_types:
                 self._altered(f"{self._sink.table} has no column {', '.join(missing) or LINEAGE_COLUMNS[0]}")
             return
-        where = f"{self._sink.schema_name}.{self._sink.table}"
-        packed = sql.SQL(", ").join(self._packed(name) for name in columns)
-        many, together = self._slices()
-        for blocks in many:
-            statement = sql.SQL(
-                "SELECT _hf_topic, _hf_partition, string_agg(int8send(coalesce(_hf_offset::int8, -1)) || "
-                "int4send(coalesce(_hf_index::int4, -1)), ''::bytea), {packed} FROM {table} WHERE {blocks} "
-                "GROUP BY 1, 2{together}"
-            ).format(packed=packed, table=self._table, blocks=blocks, together=together)
-            with self._explained(), self._connection.cursor(binary=True) as cursor:
-                for topic, partition, places, *values in cursor.execute(statement):
-                    keys = self._as_values(pa.table(_columns_of(columns, values)))
-                    yield from _keyed(topic, partition, places, keys, where)
+        wanted = self.column_types if columns is None else (*LINEAGE_COLUMNS, *columns)
+        for table in self._texts([name for name in wanted if name != CONTENT]):
+            yield Values(self._as_values(table), f"{self._sink.schema_name}.{self._sink.table}")
 
     def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
         if not self._has_lineage:
@@ -441,9 +427,6 @@ def _not_below(scope: SinkScope | None) -> sql.Composable:
     )
 
 
-PACKED: Final = np.dtype([("offset", ">i8"), ("index", ">i4")])
-
-
 def _columns_of(names: Sequence[str], values: Sequence[bytes]) -> dict[str, pa.Array]:
     """Columns as `_packed` packs them."""
     left = iter(values)
@@ -451,26 +434,6 @@ def _columns_of(names: Sequence[str], values: Sequence[bytes]) -> dict[str, pa.A
         name: _numbers(next(left)) if name in LINEAGE_COLUMNS[1:] else _strings(next(left), next(left))
         for name in names
     }
-
-
-def _keyed(
-    topic: str | None, partition: int | None, places: bytes, keys: pa.Table, where: str
-) -> Iterator[KeyedBatch]:
-    """Keys of one partition; rows of which a part of the lineage is null come apart, from nowhere."""
-    found = np.frombuffer(places, PACKED)
-    offsets, indexes = found["offset"].astype(np.int64), found["index"].astype(np.int32)
-    is_known = (offsets >= 0) & (indexes >= 0) & (topic is not None and partition is not None)
-    if is_known.all() and len(found) and topic is not None and partition is not None:
-        yield KeyedBatch(_one_batch(keys), LineageBatch(topic, partition, offsets, indexes, where))
-        return
-    for chosen, name, number in ((is_known, topic, partition), (~is_known, NOWHERE, -1)):
-        if chosen.any() and name is not None and number is not None:
-            lineage = LineageBatch(name, number, offsets[chosen], indexes[chosen], where)
-            yield KeyedBatch(_one_batch(keys.filter(pa.array(chosen))), lineage)
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    return table.combine_chunks().to_batches()[0]
 
 
 def _numbers(packed: bytes) -> pa.Array:
@@ -486,22 +449,6 @@ def _strings(packed_lengths: bytes, content: bytes) -> pa.Array:
         buffers[0] = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little"))
     found = pa.Array.from_buffers(pa.large_string(), len(lengths), buffers, nulls)
     return found.cast(pa.string())
-
-
-def _unpacked(
-    topic: str | None, partition: int | None, places: bytes, count: int, where: str
-) -> Iterator[LineageBatch]:
-    """Rows of one partition; those of which a part of the lineage is null are missing in `places`."""
-    found = np.frombuffer(places, PACKED)
-    is_known = topic is not None and partition is not None
-    if topic is not None and partition is not None and len(found):
-        yield LineageBatch(
-            topic, partition, found["offset"].astype(np.int64), found["index"].astype(np.int32), where
-        )
-    nameless = count - (len(found) if is_known else 0)
-    if nameless:
-        nowhere = np.full(nameless, -1, np.int64)
-        yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
 
 
 TIME: Final = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?$"

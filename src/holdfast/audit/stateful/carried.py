@@ -28,6 +28,7 @@ from holdfast.audit.model import Document
 from holdfast.audit.sinks.base import ContentBatch
 from holdfast.audit.stateful.rows import Flags, Rows, Times
 from holdfast.audit.stateful.turns import ChainEnd
+from holdfast.pipeline.erased_places import by_partition
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.row_digest import DigestKey, Digests, RowHasher
 
@@ -201,17 +202,10 @@ class TableRows:
 
 
 def _below(batch: ContentBatch, bounds: Bounds) -> Flags:
-    topics = batch.lineage["topic"]
-    topics = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
-    codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    partitions, offsets = (
-        batch.lineage[name].fill_null(-1).to_numpy(zero_copy_only=False) for name in ("partition", "offset")
-    )
-    found = np.zeros(len(offsets), np.bool_)
-    for code, topic in enumerate(topics.dictionary.to_pylist()):
-        for (name, partition), end in bounds.items():
-            if name == topic:
-                found |= (codes == code) & ((partition < 0) | (partitions == partition)) & (offsets < end)
+    found = np.zeros(len(batch.lineage["offset"]), np.bool_)
+    for topic, partition, rows, offsets in by_partition(batch.lineage):
+        end = bounds.get((topic, partition), bounds.get((topic, -1)))
+        found[rows] = end is not None and offsets < end
     return found
 
 

@@ -2,9 +2,7 @@
 
     check = StatefulCheck(definition, decoder)
     observer = check.begin(spans)            # sees every record while the source is walked; None: nothing to do
-    check.left(topic, partition, offsets, step, route)      # what the pipeline recorded: rows that left the chain
-    check.late_for(topic, partition, offsets, step)         # and rows that were late for a tap
-    result = check.examine(readers, ends)
+    result = check.examine(left, readers, ends)     # `left` is what the pipeline recorded of rows that left the chain
 
 It shares no code with the steps it judges: times, windows, duplicates and watermarks are computed here as
 docs/adr/0010 defines them, in whole arrays. Who reached a step is taken from the record of what left before it
@@ -14,21 +12,15 @@ docs/adr/0010 defines them, in whole arrays. Who reached a step is taken from th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
 
 from holdfast.audit.decoding import KEY_PREFIX, Computing, Observer, SourceDecoder
+from holdfast.audit.left import Left
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.stateful.aggregates import columns_needed
 from holdfast.audit.stateful.carried import Carried
-from holdfast.audit.stateful.examination import Departure, Examination, StatefulResult
-from holdfast.audit.stateful.rows import (
-    Clock,
-    Numbers,
-    Recorder,
-)
-from holdfast.audit.stateful.turns import (
-    Spans,
-)
+from holdfast.audit.stateful.examination import Examination, StatefulResult
+from holdfast.audit.stateful.rows import Clock, Recorder
+from holdfast.audit.stateful.turns import Spans
 from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
     Dedupe,
@@ -41,10 +33,6 @@ from holdfast.pipeline.definition.model import (
 from holdfast.pipeline.definition.streams import is_stateful, merged
 from holdfast.pipeline.positions import Place
 
-DUPLICATE: Final = "duplicate"
-LATE_ROUTE: Final = "late"
-PARSE: Final = "parse"
-
 
 class StatefulCheck:
     """The stateful steps of one pipeline, and its sinks that keep one row for each key."""
@@ -56,36 +44,32 @@ class StatefulCheck:
         others: Mapping[str, Collection[str]] | None = None,
         before: Carried | None = None,
     ) -> None:
-        self._before = before
+        self.before = before
         """What an earlier audit has handed on, which ended where the spans begin."""
-        self._others = others or {}
+        self.others = others or {}
         """By step, the fingerprints of definitions that had it otherwise: their rows are not made again."""
-        self._definition = definition
-        self._types = decoder.types
+        self.definition = definition
+        self.types = decoder.types
         event = definition.source.event_time
-        self._clock = None if event is None else Clock.of(event)
-        self._numbers = {step.name: number for number, step in enumerate(definition.steps)}
-        self._left: list[Departure] = []
-        self._late_for: list[Departure] = []
+        self.clock = None if event is None else Clock.of(event)
+        self.numbers = {step.name: number for number, step in enumerate(definition.steps)}
         self._recorder: Recorder | None = None
         self._spans: Spans = {}
-        self._missing_record = ""
-        """Why the record of rows that left is not complete; nothing: it is."""
 
     # -------------------------------------------------------------------- while reading
 
     @property
     def is_needed(self) -> bool:
-        return bool(self._stateful or self._upserts)
+        return bool(self.stateful or self.upserts)
 
     @property
-    def _stateful(self) -> list[Step]:
-        return [step for step in self._definition.steps if is_stateful(step)]
+    def stateful(self) -> list[Step]:
+        return [step for step in self.definition.steps if is_stateful(step)]
 
     @property
-    def _upserts(self) -> list[PostgresSink | DeltaSink]:
-        steps = {step.name for step in self._definition.steps if is_stateful(step)}
-        found = (merged(sink) for sink in self._definition.sinks if sink.rows not in steps)
+    def upserts(self) -> list[PostgresSink | DeltaSink]:
+        steps = {step.name for step in self.definition.steps if is_stateful(step)}
+        found = (merged(sink) for sink in self.definition.sinks if sink.rows not in steps)
         return [sink for sink in found if sink is not None]
 
     def begin(self, spans: Spans) -> Observer | None:
@@ -93,11 +77,11 @@ class StatefulCheck:
         if not self.is_needed:
             return None
         self._spans = dict(spans)
-        keeps_ids = any(isinstance(step, Dedupe) and step.by == "hf-id" for step in self._stateful)
-        wanted = sorted({name for name in self._wanted() if name in self._types})
-        known = self._before.rows if self._before is not None else None
+        keeps_ids = any(isinstance(step, Dedupe) and step.by == "hf-id" for step in self.stateful)
+        wanted = sorted({name for name in self._wanted() if name in self.types})
+        known = self.before.rows if self.before is not None else None
         self._recorder = Recorder(
-            self._clock,
+            self.clock,
             wanted,
             keeps_ids=keeps_ids,
             spans=spans,
@@ -107,14 +91,14 @@ class StatefulCheck:
 
     def _wanted(self) -> Iterable[str]:
         """Columns of the source that keys and aggregates are made of."""
-        for step in self._stateful:
-            plain = self._plain(step.name)
+        for step in self.stateful:
+            plain = self.plain(step.name)
             names = [*getattr(step, "key", ())]
             if isinstance(step, Window):
                 names += columns_needed(step.aggregates)
             yield from (plain[name] for name in names if name in plain)
-        for sink in self._upserts:
-            plain = self._plain(sink.rows)
+        for sink in self.upserts:
+            plain = self.plain(sink.rows)
             yield from (plain[name] for name in sink.key if name in plain)
             yield from (KEY_PREFIX + name for name in sink.key)
             if sink.order_by is not None:
@@ -122,29 +106,17 @@ class StatefulCheck:
             if sink.delete_when is not None:
                 yield from (field for name, field in plain.items() if name in sink.delete_when)
 
-    def _plain(self, rows: str) -> Mapping[str, str]:
-        return plain_columns(self._definition, self._types, rows).columns
-
-    # -------------------------------------------------------------------- the record
-
-    def left(self, topic: str, partition: int, offsets: Numbers, step: str, route: str = "") -> None:
-        """Rows that left the chain at a step; dead letters with their reason as the step."""
-        if self._recorder is not None:
-            self._left.append(Departure(topic, partition, offsets, step, route))
-
-    def late_for(self, topic: str, partition: int, offsets: Numbers, step: str) -> None:
-        """Rows that went on, and were late for a tap."""
-        if self._recorder is not None:
-            self._late_for.append(Departure(topic, partition, offsets, step, LATE_ROUTE))
-
-    def not_recorded(self, why: str) -> None:
-        """Of some records nobody knows at which step they left."""
-        self._missing_record = why
+    def plain(self, rows: str) -> Mapping[str, str]:
+        return plain_columns(self.definition, self.types, rows).columns
 
     # -------------------------------------------------------------------- the examination
 
     def examine(
-        self, readers: Sequence[SinkReader], ends: Mapping[Place, int], computing: Computing | None = None
+        self,
+        left: Left,
+        readers: Sequence[SinkReader],
+        ends: Mapping[Place, int],
+        computing: Computing | None = None,
     ) -> StatefulResult:
         """`readers` are all sinks of the pipeline, `ends` where the audit ends, by partition; `computing` makes columns
         again that steps compute."""
@@ -155,4 +127,4 @@ class StatefulCheck:
         scope = {
             place: (start, min(end, ends.get(place, end))) for place, (start, end) in self._spans.items()
         }
-        return Examination(self, rows, scope, readers, ends, computing).run()
+        return Examination(self, rows, scope, left, readers, ends, computing).run()

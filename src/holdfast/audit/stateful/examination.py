@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from holdfast.audit.content import by_place
 from holdfast.audit.decoding import Computing
-from holdfast.audit.left import hides_rows
+from holdfast.audit.left import Left, hides_rows
 from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Unproven
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.stateful.aggregates import columns_needed
@@ -47,6 +47,7 @@ from holdfast.audit.stateful.turns import (
 )
 from holdfast.audit.stateful.upserts import DELETES, UpsertCheck, condition_flags, keys_of_tombstones, ranks
 from holdfast.audit.stateful.window_check import Keys, Taken, WindowCheck, record_findings, time_text
+from holdfast.pipeline.aside import DUPLICATE, LATE, LATE_FOR
 from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.model import (
     Dedupe,
@@ -60,23 +61,11 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.definition.streams import DUPLICATES, LATE, merged
+from holdfast.pipeline.definition.streams import DUPLICATES, merged
 from holdfast.pipeline.positions import Place
 
 if TYPE_CHECKING:
     from holdfast.audit.stateful.check import StatefulCheck
-
-DUPLICATE: Final = "duplicate"
-LATE_ROUTE: Final = "late"
-PARSE: Final = "parse"
-
-
-class Departure(NamedTuple):
-    topic: str
-    partition: int
-    offsets: Numbers
-    step: str
-    route: str
 
 
 @dataclass(frozen=True)
@@ -102,22 +91,24 @@ class Examination:
         check: StatefulCheck,
         rows: Rows,
         scope: Spans,
+        left: Left,
         readers: Sequence[SinkReader],
         ends: Mapping[Place, int],
         computing: Computing | None,
     ) -> None:
         self._computing = computing
         self._check = check
-        self._definition = check._definition
+        self._definition = check.definition
         self._rows = rows
         self._scope = scope
+        self._left = left
         self._ends = ends
         self._readers = {reader.name: reader for reader in readers}
         self._found = Examined()
         self._is_given: Flags = np.ones(len(rows), np.bool_)
         self._is_in_a_window: Flags = np.zeros(len(rows), np.bool_)
         self._is_open: Flags = np.zeros(len(rows), np.bool_)
-        self._before = check._before
+        self._before = check.before
         starts = np.array([scope[place][0] for place in rows.places], np.int64)
         self._is_new = rows.offsets >= np.repeat(starts, np.diff(rows.bounds))
         """Others were handed on by an earlier audit."""
@@ -135,9 +126,9 @@ class Examination:
         self._main = whole.get(self._main_name)
 
     def run(self) -> StatefulResult:
-        stateful = self._check._stateful
+        stateful = self._check.stateful
         if stateful and self._can_recompute():
-            clock = self._check._clock
+            clock = self._check.clock
             assert clock is not None
             chain = self._with_watermarks(self._main or one_turn(self._scope), clock)
             self._tell_watermarks(chain)
@@ -149,14 +140,14 @@ class Examination:
             for step in stateful:
                 if self._is_expanded(step.name):
                     why = "a step before it makes several rows of one record"
-                    left = self._recorded(step.name, LATE_ROUTE) | self._recorded(step.name, DUPLICATE)
+                    left = self._recorded(step.name, LATE) | self._recorded(step.name, DUPLICATE)
                     claim = ColumnCoverage(STEPS, step.name, unaltered=self._count(left), why=why)
                     self._found += Examined(coverage=(claim,))
                 elif isinstance(step, Dedupe):
                     self._dedupe(step, watermarks, turns)
                 else:
                     self._tap(step, watermarks, turns, chain)
-        superseded = {sink.name: self._upsert(sink) for sink in self._check._upserts}
+        superseded = {sink.name: self._upsert(sink) for sink in self._check.upserts}
         given = self._is_in_a_window & self._is_given
         return StatefulResult(
             self._found,
@@ -188,8 +179,8 @@ class Examination:
 
     def _carried(self) -> Carried:
         """What the next audit needs of this one, or why it cannot go on from it."""
-        stateful, clock = self._check._stateful, self._check._clock
-        others = {mark for step in stateful for mark in self._check._others.get(step.name, ())}
+        stateful, clock = self._check.stateful, self._check.clock
+        others = {mark for step in stateful for mark in self._check.others.get(step.name, ())}
         made = self._main.made_by(others) if self._main is not None else ()
         if stateful and self._main is None:
             self._lacks = self._lacks or "no sink's ledger has all batches"
@@ -217,18 +208,18 @@ class Examination:
 
     def _departures(self) -> tuple[npt.NDArray[np.int32], dict[tuple[str, str], Flags]]:
         """For each record the number of the step at which it left; and by step and route those that did."""
-        steps = self._check._numbers
+        steps = self._check.numbers
         left_at = np.full(len(self._rows), len(steps), np.int32)
         left_at[~self._rows.is_decoded] = -1
         routes: dict[tuple[str, str], Flags] = {}
-        for each in (*self._check._left, *self._check._late_for):
-            at = self._rows.match(each.topic, each.partition, each.offsets)
+        for rows, step, by in self._left.departures:
+            at = self._rows.match(rows.topic, rows.partition, rows.offsets)
             at = at[at >= 0]
-            flags = routes.setdefault((each.step, each.route), np.zeros(len(self._rows), np.bool_))
+            goes_on = by == LATE_FOR
+            flags = routes.setdefault((step, LATE if goes_on else by), np.zeros(len(self._rows), np.bool_))
             flags[at] = True
-        for each in self._check._left:
-            at = self._rows.match(each.topic, each.partition, each.offsets)
-            left_at[at[at >= 0]] = steps.get(each.step, -1)
+            if not goes_on:
+                left_at[at] = steps.get(step, -1)
         known = self._before.rows if self._before is not None else None
         if known is not None:
             left_at[~self._is_new] = self._known(known.left_at)
@@ -242,19 +233,19 @@ class Examination:
 
     def _reached(self, step: str) -> Flags:
         """Records that came as far as this step."""
-        return self._left_at >= self._check._numbers[step]
+        return self._left_at >= self._check.numbers[step]
 
     def _is_expanded(self, step: str) -> bool:
-        before = self._definition.steps[: self._check._numbers[step]] if step else self._definition.steps
+        before = self._definition.steps[: self._check.numbers[step]] if step else self._definition.steps
         return any(isinstance(each, Sql | Python) and each.expand for each in before)
 
     def _can_recompute(self) -> bool:
-        clock = self._check._clock
+        clock = self._check.clock
         if clock is None:
             return False
-        if self._check._missing_record:
-            self._not_proven("what stateful steps did", self._check._missing_record, is_gap=True)
-            self._cannot_go_on(self._check._missing_record)
+        if self._left.unknown:
+            self._not_proven("what stateful steps did", self._left.unknown, is_gap=True)
+            self._cannot_go_on(self._left.unknown)
             return False
         begun = {} if self._before is not None else self._beginnings()
         cut = [place for place, (start, _) in self._scope.items() if start > begun.get(place, start)]
@@ -315,12 +306,12 @@ class Examination:
         columns = self._key_columns(step)
         within = reach_ms(step)
         if self._was_otherwise(step.name, turns).any():
-            left = self._recorded(step.name, LATE_ROUTE) | self._recorded(step.name, DUPLICATE)
+            left = self._recorded(step.name, LATE) | self._recorded(step.name, DUPLICATE)
             why = "another version of the definition had it otherwise; which records it let go is recorded"
             claim = ColumnCoverage(STEPS, step.name, unaltered=self._count(left), why=why)
             self._found += Examined(coverage=(claim,))
             return
-        late, doubled = self._recorded(step.name, LATE_ROUTE), self._recorded(step.name, DUPLICATE)
+        late, doubled = self._recorded(step.name, LATE), self._recorded(step.name, DUPLICATE)
         if columns is None:
             past = is_past(rows.events, watermarks, within)
             self._late(step.name, reached & past, late, is_all=False)
@@ -341,7 +332,7 @@ class Examination:
         self._found += Examined(coverage=(ColumnCoverage(STEPS, step.name, recomputed=gone),))
         codes = self._space(columns).codes
         order = turns.astype(np.int64) * len(rows) + np.arange(len(rows))
-        went_on = judged & (self._left_at > self._check._numbers[step.name])
+        went_on = judged & (self._left_at > self._check.numbers[step.name])
         # A row that comes in time is after the watermark less `within`, and so is all it can be a duplicate of, twice.
         self._is_kept |= went_on & (rows.events > self._low_watermark() - 2 * within)
         found = judge(codes, rows.events, order, went_on, doubled & judged, within)
@@ -361,8 +352,8 @@ class Examination:
 
     def _columns(self, stream: str, names: Iterable[str]) -> dict[str, pa.ChunkedArray]:
         """Columns of the rows that reach a step or a sink, by record: of the source, or computed again."""
-        plain, wanted = self._check._plain(stream), list(dict.fromkeys(names))
-        found = {name: self._column(plain[name]) for name in wanted if plain.get(name) in self._check._types}
+        plain, wanted = self._check.plain(stream), list(dict.fromkeys(names))
+        found = {name: self._column(plain[name]) for name in wanted if plain.get(name) in self._check.types}
         more = {name: quoted(name) for name in wanted if name not in found}
         return found | self._computed(stream, more)
 
@@ -396,7 +387,7 @@ class Examination:
         return self._spaces[known]
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        return self._rows.columns.get(name, pa.chunked_array([], self._check._types[name]))
+        return self._rows.columns.get(name, pa.chunked_array([], self._check.types[name]))
 
     # -------------------------------------------------------------------- what is late
 
@@ -410,7 +401,7 @@ class Examination:
 
     def _tap(self, step: Step, watermarks: Times, turns: npt.NDArray[np.int32], chain: Chain) -> None:
         rows, reached = self._rows, self._reached(step.name)
-        told = self._recorded(step.name, LATE_ROUTE)
+        told = self._recorded(step.name, LATE)
         if isinstance(step, Window):
             late = Measure.of(step).is_late(rows.events, watermarks)
             judged = ~self._was_otherwise(step.name, turns)
@@ -428,7 +419,7 @@ class Examination:
         """Records of batches in which the step was another one."""
         if self._main is None:
             return np.zeros(len(self._rows), np.bool_)
-        return np.isin(turns, self._main.made_by(self._check._others.get(step, ())))
+        return np.isin(turns, self._main.made_by(self._check.others.get(step, ())))
 
     def _sided(self, step: Join) -> Flags | None:
         """Records on a side of a join, where both sides are topics."""
@@ -463,7 +454,7 @@ class Examination:
                 turns,
                 hashes,
                 self._computing,
-                self._check._others.get(step.name, ()),
+                self._check.others.get(step.name, ()),
             )
             before = None if self._before is None else self._before.turns.get(sink.name, UNNUMBERED)
             tables = {} if self._before is None else self._before.tables
@@ -493,7 +484,7 @@ class Examination:
 
     def _low_watermark(self) -> int:
         """What comes later has at least this watermark; low enough to be counted from."""
-        clock = self._check._clock
+        clock = self._check.clock
         if self._main is None or clock is None:
             return -(2**62)
         return max(-(2**62), self._with_watermarks(self._main, clock).watermark)
@@ -505,7 +496,7 @@ class Examination:
             return main
         if own.is_whole and self._main is not None and own.before is None:
             own = behind(self._main, own)
-        clock = self._check._clock
+        clock = self._check.clock
         assert clock is not None
         return self._with_watermarks(own if own.is_whole else one_turn(self._scope), clock)
 
@@ -515,14 +506,14 @@ class Examination:
         reader = self._readers.get(sink.name)
         if reader is None:
             return {}
-        if self._check._missing_record:  # a record that is not in the table may have left
-            self._not_proven(f"the rows of sink {sink.name!r}", self._check._missing_record, is_gap=True)
-            self._cannot_go_on(self._check._missing_record)
+        if self._left.unknown:  # a record that is not in the table may have left
+            self._not_proven(f"the rows of sink {sink.name!r}", self._left.unknown, is_gap=True)
+            self._cannot_go_on(self._left.unknown)
             return {}
         reaching = self._stream(sink)
         columns = {
             name: self._column(field)
-            for name, field in self._check._plain(sink.rows).items()
+            for name, field in self._check.plain(sink.rows).items()
             if field in self._rows.columns
         }
         columns |= self._columns(sink.rows, (*sink.key, *filter(None, (sink.order_by,))))
@@ -550,4 +541,4 @@ class Examination:
         if not sink.rows:
             return np.asarray(self._left_at == len(self._definition.steps), np.bool_)
         step, _, kind = sink.rows.partition(".")
-        return self._recorded(step, {LATE: LATE_ROUTE, DUPLICATES: DUPLICATE}[kind])
+        return self._recorded(step, DUPLICATE if kind == DUPLICATES else LATE)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from holdfast.audit.coverage import LINEAGE
 from holdfast.audit.decoding import KEY_PREFIX
+from holdfast.audit.lineage import partitions_of
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.stateful.rows import Codes, Flags, KeysDiffer, KeySpace, Numbers, Rows, key_text, sorting
@@ -58,33 +59,27 @@ def read_table(
     ends: Mapping[Place, int],
     starts: Mapping[Place, int],
 ) -> Table:
-    batches: list[pa.RecordBatch] = []
-    records: list[Numbers] = []
-    later: list[Flags] = []
-    stale: list[Flags] = []
+    batches: list[pa.Table] = []
+    found: list[tuple[Numbers, Flags, Flags]] = []
     begins = {(place.topic, place.partition): start for place, start in starts.items()}
     limits = {(place.topic, place.partition): end for place, end in ends.items()}
-    for batch in reader.keys_of(names):
-        lineage = batch.lineage
-        batches.append(batch.keys)
-        found = np.full(len(lineage), -1, np.int64)
-        known = rows.match(lineage.topic, lineage.partition, lineage.offsets)
-        found[known >= 0] = known[known >= 0]
-        records.append(found)
-        later.append(lineage.offsets >= limits.get((lineage.topic, lineage.partition), 2**62))
-        is_old = lineage.offsets < begins.get((lineage.topic, lineage.partition), -1)
-        stale.append(is_old & (found < 0))
+    for table, _ in reader.values(names):
+        there, size = set(table.column_names), table.num_rows
+        batches.append(
+            pa.table({name: table.column(name) if name in there else pa.nulls(size) for name in names})
+        )
+        records = np.full(size, -1, np.int64)
+        later, stale = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+        for topic, partition, at, offsets in partitions_of(table):
+            records[at] = rows.match(topic, partition, offsets)
+            later[at] = offsets >= limits.get((topic, partition), 2**62)
+            stale[at] = (offsets >= 0) & (offsets < begins.get((topic, partition), -1))
+        found.append((records, later, stale & (records < 0)))
     if not batches:
         return Table({}, np.zeros(0, np.int64), np.zeros(0, np.bool_), np.zeros(0, np.bool_))
-    table = pa.concat_tables(
-        [pa.Table.from_batches([each]) for each in batches], promote_options="permissive"
-    )
-    return Table(
-        {name: table.column(name) for name in names},
-        np.concatenate(records),
-        np.concatenate(later),
-        np.concatenate(stale),
-    )
+    whole = pa.concat_tables(batches, promote_options="permissive")
+    columns = (np.concatenate(each) for each in zip(*found, strict=True))
+    return Table({name: whole.column(name) for name in names}, *columns)
 
 
 def condition_flags(sql: str, rows: Rows, columns: Mapping[str, pa.ChunkedArray]) -> Flags | None:

@@ -206,7 +206,7 @@ class WindowCheck:
 
     def examine(self) -> Examined:
         try:
-            held = held_rows(self._reader.windows(SinkScope({}, self._before)))
+            held = held_rows(self._reader.values(scope=SinkScope({}, self._before)))
         except NotWindows as missing:
             return self._cannot(f"its rows lack {missing}", "they are not stored as they were given out")
         old = held.where(held.numbers <= (UNNUMBERED - 1 if self._before is None else self._before))

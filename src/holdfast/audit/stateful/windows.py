@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.audit.sinks.base import WindowBatch
+from holdfast.audit.sinks.base import Values
 from holdfast.audit.stateful.rows import Codes, Flags, Hashes, Numbers, Times, sorting
 from holdfast.audit.stateful.turns import Measure
 
@@ -252,17 +252,15 @@ class Held:
         )
 
 
-def held_rows(batches: Iterable[WindowBatch]) -> Held:
-    found = [batch.rows for batch in batches if batch.rows.num_rows]
+def held_rows(batches: Iterable[Values]) -> Held:
+    found = [batch.table for batch in batches if batch.table.num_rows]
     if not found:
         nothing = np.zeros(0, np.int64)
         return Held(pa.table({}), [], nothing, nothing, nothing, nothing, nothing, np.zeros(0, np.uint64))
-    missing = [name for name in NEEDED if any(name not in rows.schema.names for rows in found)]
+    missing = [name for name in NEEDED if any(name not in rows.column_names for rows in found)]
     if missing:
         raise NotWindows(", ".join(missing))
-    table = pa.concat_tables(
-        (pa.Table.from_batches([rows]) for rows in found), promote_options="permissive"
-    ).combine_chunks()
+    table = pa.concat_tables(found, promote_options="permissive").combine_chunks()
     return Held(
         table,
         table.column(STEP).cast(pa.string()).to_pylist(),
