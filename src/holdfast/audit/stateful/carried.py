@@ -18,7 +18,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,6 @@ from holdfast.pipeline.row_digest import DigestKey, Digests, RowHasher
 META: Final = b"holdfast"
 FORM: Final = 1
 """Of these streams: another holdfast may have written them otherwise."""
-COLUMN: Final = "column "
 ROUTE: Final = "route "
 
 
@@ -90,23 +89,19 @@ class Carried:
         sink = io.BytesIO()
         rows = self.rows
         about = _About(chains=self.chains, main=self.main, turns=self.turns, tables=tuple(self.tables))
-        columns: dict[str, Any] = {}
+        table = pa.table({}) if rows is None else rows.rows.as_table()
         if rows is not None:
             routes = tuple(rows.routes)
             about = replace(about, places=rows.rows.places, greatest=rows.rows.greatest, routes=routes)
-            columns = {
+            more = {
                 "place": rows.rows.place_numbers(),
-                "offset": rows.rows.offsets,
-                "event": rows.rows.events,
-                "seen": rows.rows.seen,
-                "decoded": rows.rows.is_decoded,
-                "tombstone": rows.rows.is_tombstone,
                 "left": rows.left_at,
                 "watermark": rows.watermarks,
                 **{f"{ROUTE}{number}": rows.routes[each] for number, each in enumerate(routes)},
-                **{f"{COLUMN}{name}": column for name, column in rows.rows.columns.items()},
             }
-        table = pa.table(columns).replace_schema_metadata({META: json.dumps(about.as_json())})
+            for name, column in more.items():
+                table = table.append_column(name, pa.array(column))
+        table = table.replace_schema_metadata({META: json.dumps(about.as_json())})
         for each in (table, *(pa.table({"a": kept[:, 0], "b": kept[:, 1]}) for kept in self.tables.values())):
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             with pa.ipc.new_stream(sink, each.schema, options=options) as writer:
@@ -132,22 +127,7 @@ class Carried:
 
 def _rows(table: pa.Table, about: _About) -> CarriedRows:
     counts = np.bincount(table.column("place").to_numpy(), minlength=len(about.places))
-    columns = {
-        name.removeprefix(COLUMN): table.column(name)
-        for name in table.column_names
-        if name.startswith(COLUMN)
-    }
-    rows = Rows(
-        about.places,
-        np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
-        table.column("offset").to_numpy(),
-        table.column("event").to_numpy(),
-        table.column("seen").to_numpy(),
-        about.greatest,
-        table.column("decoded").to_numpy(),
-        table.column("tombstone").to_numpy(),
-        columns,
-    )
+    rows = Rows.of(table, about.places, counts.tolist(), about.greatest)
     routes = {each: table.column(f"{ROUTE}{number}").to_numpy() for number, each in enumerate(about.routes)}
     return CarriedRows(rows, table.column("left").to_numpy(), table.column("watermark").to_numpy(), routes)
 

@@ -17,7 +17,7 @@ decoding gave the source's column; what cannot be, is no key of the source.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -152,6 +152,9 @@ RECORD_TIME: Final = "_timestamp"
 ID_HEADER: Final = "hf-id"
 ID_COLUMN: Final = "hf-id"
 """The column of a spooling producer's numbers, beside those of the values."""
+FIXED: Final = ("offset", "event", "seen", "decoded", "tombstone")
+COLUMN: Final = "column "
+"""Before the names of the values' columns, where records stand in one table."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,33 @@ class Rows:
     is_decoded: Flags
     is_tombstone: Flags
     columns: Mapping[str, pa.ChunkedArray]
+
+    @classmethod
+    def of(
+        cls, table: pa.Table, places: tuple[Place, ...], sizes: Sequence[int], greatest: tuple[int, ...]
+    ) -> Rows:
+        """Of a table as `as_table` makes it, whose places follow each other."""
+        offsets, events, seen, decoded, tombstones = (np.asarray(table.column(name)) for name in FIXED)
+        return cls(
+            places,
+            np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))),
+            offsets,
+            events,
+            seen,
+            greatest,
+            decoded.astype(np.bool_, copy=False),
+            tombstones.astype(np.bool_, copy=False),
+            {
+                name.removeprefix(COLUMN): table.column(name)
+                for name in table.column_names
+                if name.startswith(COLUMN)
+            },
+        )
+
+    def as_table(self) -> pa.Table:
+        fixed = (self.offsets, self.events, self.seen, self.is_decoded, self.is_tombstone)
+        columns = {COLUMN + name: column for name, column in self.columns.items()}
+        return pa.table(dict(zip(FIXED, fixed, strict=True)) | columns)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -244,35 +274,6 @@ class Rows:
         }
 
 
-@dataclass
-class _Part:
-    offsets: list[Numbers] = field(default_factory=list)
-    events: list[Times] = field(default_factory=list)
-    seen: list[Times] = field(default_factory=list)
-    decoded: list[Flags] = field(default_factory=list)
-    tombstones: list[Flags] = field(default_factory=list)
-    columns: dict[str, list[pa.Array]] = field(default_factory=dict)
-    greatest: int = NOTHING
-
-
-def _part_of(rows: Rows, number: int) -> _Part:
-    part = rows.slice_of(number)
-    if part.start == part.stop:
-        return _Part(greatest=rows.greatest[number])
-    return _Part(
-        [rows.offsets[part]],
-        [rows.events[part]],
-        [rows.seen[part]],
-        [rows.is_decoded[part]],
-        [rows.is_tombstone[part]],
-        {
-            name: column.slice(part.start, part.stop - part.start).chunks
-            for name, column in rows.columns.items()
-        },
-        rows.greatest[number],
-    )
-
-
 class Recorder:
     """Sees every record of the source, and keeps what stateful steps go by."""
 
@@ -290,62 +291,45 @@ class Recorder:
         """`before` are records that come before those of the spans, as an earlier audit has kept them."""
         self._clock = clock
         self._columns = tuple(columns)
-        self._keeps_ids = keeps_ids
         self.needs_headers = keeps_ids
-        self._parts: dict[Place, _Part] = {place: _Part() for place in spans}
-        if before is not None:
-            known = {place: _part_of(before, number) for number, place in enumerate(before.places)}
-            self._parts |= {place: part for place, part in known.items() if place in self._parts}
+        self._parts: dict[Place, list[pa.Table]] = {place: [] for place in spans}
+        self._greatest = dict.fromkeys(self._parts, NOTHING)
+        for number, place in enumerate(() if before is None else before.places):
+            if before is not None and place in self._parts:
+                part = before.slice_of(number)
+                self._parts[place].append(before.as_table().slice(part.start, part.stop - part.start))
+                self._greatest[place] = before.greatest[number]
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
         if batch.num_rows == 0:
             return
-        part = self._parts.setdefault(place, _Part())
         found = decoded()
-        part.offsets.append(_numbers(batch.column("offset")))
-        part.decoded.append(_flags(found.errors.is_null()))
-        part.tombstones.append(_flags(batch.column("value").is_null()))
-        for name in self._columns:
-            part.columns.setdefault(name, []).append(found.columns[name])
-        if self._keeps_ids:
-            part.columns.setdefault(ID_COLUMN, []).append(first_header(batch.column("headers"), ID_HEADER))
-        if self._clock is None:
-            nothing = np.full(batch.num_rows, NOTHING, np.int64)
-            part.events.append(nothing)
-            part.seen.append(nothing)
-            return
-        times = _milliseconds(batch.column("timestamp"))
-        if self._clock.field == RECORD_TIME:
-            events = np.where(part.decoded[-1] & (times >= 0), times, NOTHING)
-        else:
-            events = _milliseconds(found.columns[self._clock.field])
-        part.events.append(events)
-        # A record without a time (-1) has nothing that its event could be ahead of.
-        counting = np.where((times < 0) | (events <= times + self._clock.ahead_ms), events, NOTHING)
-        running = np.maximum.accumulate(np.concatenate(([part.greatest], counting)))
-        part.seen.append(running[:-1])
-        part.greatest = int(running[-1])
+        is_decoded = found.errors.is_null()
+        events = seen = np.full(batch.num_rows, NOTHING, np.int64)
+        if self._clock is not None:
+            times = _milliseconds(batch.column("timestamp"))
+            if self._clock.field == RECORD_TIME:
+                events = np.where(_flags(is_decoded) & (times >= 0), times, NOTHING)
+            else:
+                events = _milliseconds(found.columns[self._clock.field])
+            # A record without a time (-1) has nothing that its event could be ahead of.
+            counting = np.where((times < 0) | (events <= times + self._clock.ahead_ms), events, NOTHING)
+            running = np.maximum.accumulate(np.concatenate(([self._greatest[place]], counting)))
+            seen, self._greatest[place] = running[:-1], int(running[-1])
+        columns = {COLUMN + name: found.columns[name] for name in self._columns}
+        if self.needs_headers:
+            columns[COLUMN + ID_COLUMN] = first_header(batch.column("headers"), ID_HEADER)
+        fixed = (batch.column("offset"), events, seen, is_decoded, batch.column("value").is_null())
+        self._parts[place].append(pa.table(dict(zip(FIXED, fixed, strict=True)) | columns))
 
     def finish(self) -> Rows:
         places = tuple(sorted(self._parts))
         parts = [self._parts.pop(place) for place in places]
-        sizes = [sum(map(len, part.offsets)) for part in parts]
-        names = [*self._columns, *([ID_COLUMN] if self._keeps_ids else [])]
-        return Rows(
-            places,
-            np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))),
-            _joined([each for part in parts for each in part.offsets], np.int64),
-            _joined([each for part in parts for each in part.events], np.int64),
-            _joined([each for part in parts for each in part.seen], np.int64),
-            tuple(part.greatest for part in parts),
-            _joined([each for part in parts for each in part.decoded], np.bool_),
-            _joined([each for part in parts for each in part.tombstones], np.bool_),
-            {
-                name: pa.chunked_array(chunks)
-                for name in names
-                if (chunks := [each for part in parts for each in part.columns.get(name, ())])
-            },
-        )
+        sizes = [sum(each.num_rows for each in part) for part in parts]
+        tables = [each for part in parts for each in part]
+        nothing = pa.table(dict.fromkeys(FIXED, pa.array([], pa.int64())))
+        whole = pa.concat_tables(tables) if tables else nothing
+        return Rows.of(whole, places, sizes, tuple(self._greatest[place] for place in places))
 
 
 def _milliseconds(times: pa.Array) -> Times:
@@ -362,7 +346,3 @@ def _numbers(column: pa.Array) -> Numbers:
 
 def _flags(column: pa.Array) -> Flags:
     return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]], kind: type) -> npt.NDArray[Any]:
-    return np.concatenate(parts) if parts else np.zeros(0, kind)
