@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from holdfast.audit.compare import Holding, finding
 from holdfast.audit.lineage import as_ranges
-from holdfast.audit.model import AuditError, Examined, Fate, Finding, Unproven
+from holdfast.audit.model import AuditError, Examined, Fate, Finding, Said, Unproven, examining
 from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, SourceWalk
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.digest import MASK, digest_of_offsets, hashes_of_offsets
@@ -60,15 +60,14 @@ class Chain:
 
 def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Chain:
     """Read a ledger from its oldest entry to its newest."""
-    found: list[Finding] = []
-    unproven: list[Unproven] = []
+    said: list[Said] = []
     starts: dict[Place, int] = {}
     unsure: set[Place] = set()
     standing: Positions | None = None
     previous: Entry | None = None
     for entry in entries:
         if entry.pipeline != pipeline:
-            found.append(
+            said.append(
                 _altered(sink, f"entry {entry.number} of its ledger is of pipeline {entry.pipeline!r}")
             )
         if previous is None:
@@ -78,18 +77,12 @@ def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Cha
                 starts[place] = at.offset if span is None else span.start
                 if not is_first:
                     unsure.add(place)
-            if not is_first and kind not in PRUNED:
-                found.append(_missing(sink, 0, entry.number - 1))
-            elif not is_first:
-                unproven.append(_pruned(sink, 0, entry.number - 1))
-        elif entry.number != previous.number + 1:
-            if kind in PRUNED and entry.number > previous.number:
-                unproven.append(_pruned(sink, previous.number + 1, entry.number - 1))
-            else:
-                found.append(_missing(sink, previous.number + 1, entry.number - 1))
-        else:
-            assert standing is not None
-            found.extend(_continues(sink, standing, entry))
+        expected = 0 if previous is None else previous.number + 1
+        if entry.number != expected:
+            absent = _pruned if kind in PRUNED and entry.number > expected else _missing
+            said.append(absent(sink, expected, entry.number - 1))
+        elif standing is not None:
+            said += _continues(sink, standing, entry)
         for place, span in entry.range.spans.items():
             starts.setdefault(place, span.start)
         standing, previous = entry.positions, entry
@@ -98,7 +91,7 @@ def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Cha
         starts,
         frozenset(unsure),
         standing or Positions({}),
-        Examined(tuple(found), tuple(unproven)),
+        Examined.of(said),
         begins_anew=bool(entries) and entries[0].generation > 0,
     )
 
@@ -118,8 +111,7 @@ def added_at(sink: str, others: Iterable[Sequence[Entry]]) -> dict[Place, int]:
     return found
 
 
-def _continues(sink: str, standing: Positions, entry: Entry) -> list[Finding]:
-    found = []
+def _continues(sink: str, standing: Positions, entry: Entry) -> Iterator[Finding]:
     for place, span in sorted(entry.range.spans.items()):
         known = standing.of(place.topic, place.partition)
         if known is None:
@@ -127,32 +119,18 @@ def _continues(sink: str, standing: Positions, entry: Entry) -> list[Finding]:
         other, at = known
         name = f"{place.topic}-{place.partition}"
         if other.topic_id != place.topic_id:
-            found.append(
-                _altered(
-                    sink, f"entry {entry.number} of its ledger goes on in another topic named {place.topic}"
-                )
+            yield _altered(
+                sink, f"entry {entry.number} of its ledger goes on in another topic named {place.topic}"
             )
         elif span.start != at.offset:
             verb = "leaves out" if span.start > at.offset else "repeats"
             first, last = sorted((span.start, at.offset))
-            found.append(
-                Finding(
-                    Fate.ALTERED,
-                    sink,
-                    place,
-                    ((first, last - 1),),
-                    last - first,
-                    (),
-                    f"entry {entry.number} of its ledger {verb} these offsets of {name}",
-                )
-            )
+            detail = f"entry {entry.number} of its ledger {verb} these offsets of {name}"
+            yield Finding(Fate.ALTERED, sink, place, ((first, last - 1),), last - first, detail=detail)
     if standing.moved(entry.range).at != entry.positions.at:
-        found.append(
-            _altered(
-                sink, f"the positions of entry {entry.number} of its ledger do not follow from its range"
-            )
+        yield _altered(
+            sink, f"the positions of entry {entry.number} of its ledger do not follow from its range"
         )
-    return found
 
 
 def _altered(sink: str, detail: str) -> Finding:
@@ -334,7 +312,8 @@ class Books:
         return counts.tolist(), digests.tolist()
 
 
-def check_intake(entries: Iterable[Entry], books: Books) -> Examined:
+@examining
+def check_intake(entries: Iterable[Entry], books: Books) -> Iterator[Finding]:
     """What each entry says it read is what the log has, with those records that were compacted away since.
 
     Where nothing was compacted since, a row of an offset that is in no batch was never a record's.
@@ -343,11 +322,10 @@ def check_intake(entries: Iterable[Entry], books: Books) -> Examined:
     partitions = books.walk.partitions
     records, digests = books.digests(readable, lambda place: partitions[place].codes == RECORD)
     planted = books.sums(readable, lambda place: _held_without_record(books, place))
-    found: list[Finding] = []
     for entry, count, digest, rows in zip(readable, records, digests, planted, strict=True):
         if (count, digest) == (entry.intake.records, entry.intake.digest):
             if rows:
-                found.extend(_planted(books, _compacted(entry, books)))
+                yield from _planted(books, _compacted(entry, books))
             continue
         compacted = _compacted(entry, books)
         again, again_digest = _routed(books, compacted)
@@ -355,10 +333,9 @@ def check_intake(entries: Iterable[Entry], books: Books) -> Examined:
             continue
         if count < entry.intake.records < count + again:
             excess = count + again - entry.intake.records
-            found.extend(_planted(books, compacted, f"{excess} of these were never produced"))
+            yield from _planted(books, compacted, f"{excess} of these were never produced")
         elif books.undoubted([entry]):
-            found.append(_misread(entry, count, again, compacted))
-    return Examined(tuple(found))
+            yield _misread(entry, count, again, compacted)
 
 
 def _held_without_record(books: Books, place: Place) -> Mask:
@@ -383,18 +360,16 @@ def _compacted(entry: Entry, books: Books) -> dict[Place, Offsets]:
 
 def _planted(
     books: Books, compacted: Mapping[Place, Offsets], detail: str = "in no batch of the log: never produced"
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Rows of offsets that are in no batch; what they are counted in is in doubt from here on."""
-    found = []
     for place, offsets in compacted.items():
         start = books.walk.partitions[place].start
         for holding in (*books.routes.values(), *books.mains.values()) if len(offsets) else ():
             held = offsets[holding.counts[place][offsets - start] > 0]
             if len(held):
-                found.append(finding(Fate.EXTRA, holding.name, place, held, detail))
+                yield finding(Fate.EXTRA, holding.name, place, held, detail)
                 if place in books.doubtful:
                     books.doubtful[place][held - start] = True
-    return found
 
 
 def _misread(entry: Entry, records: int, again: int, compacted: Mapping[Place, Offsets]) -> Finding:
@@ -402,28 +377,18 @@ def _misread(entry: Entry, records: int, again: int, compacted: Mapping[Place, O
     missing = entry.intake.records - records - again
     holes = sum(len(offsets) for offsets in compacted.values())
     if 0 < missing <= holes - again:
-        where = {each: offsets for each, offsets in compacted.items() if len(offsets)}
-        place = next(iter(where))
-        return Finding(
-            Fate.LOST,
-            "",
-            place,
-            tuple(as_ranges(where[place])),
-            missing,
-            (),
+        place, offsets = next(each for each in compacted.items() if len(each[1]))
+        detail = (
             f"entry {entry.number} of the ledger of {entry.sink!r} read {entry.intake.records} records; these were "
-            "compacted away since, and no sink has them",
+            "compacted away since, and no sink has them"
         )
-    return Finding(
-        Fate.ALTERED,
-        entry.sink,
-        place,
-        ((span.start, span.end - 1),),
-        abs(missing) or 1,
-        (),
+        return Finding(Fate.LOST, "", place, tuple(as_ranges(offsets)), missing, detail=detail)
+    detail = (
         f"entry {entry.number} of its ledger says that {entry.intake.records} records were read, and the log has "
-        f"{records + again}" + ("" if missing else ": as many, but others"),
+        f"{records + again}" + ("" if missing else ": as many, but others")
     )
+    ranges = ((span.start, span.end - 1),)
+    return Finding(Fate.ALTERED, entry.sink, place, ranges, abs(missing) or 1, detail=detail)
 
 
 def _routed(books: Books, compacted: Mapping[Place, Offsets]) -> tuple[int, int]:
@@ -476,29 +441,28 @@ def _said(entry: Entry) -> dict[Fate, int]:
     }
 
 
-def check_routes(entries: Iterable[Entry], books: Books, known: Iterable[Fate]) -> Examined:
+@examining
+def check_routes(entries: Iterable[Entry], books: Books, known: Iterable[Fate]) -> Iterator[Finding]:
     """What each entry says left by a route is what was found there; `known` are the routes that could be read."""
     judged = books.undoubted(books.readable(entries))
-    examined = Examined()
     for fate in known:
         said = [_said(entry)[fate] for entry in judged]
-        examined += _counted(judged, books, books.routes[fate], said, fate, ROUTE_NAMES[fate])
-    return examined
+        yield from _counted(judged, books, books.routes[fate], said, fate, ROUTE_NAMES[fate])
 
 
-def check_rows(sink: str, entries: Iterable[Entry], books: Books) -> Examined:
+@examining
+def check_rows(sink: str, entries: Iterable[Entry], books: Books) -> Iterator[Finding]:
     """The rows that each entry of a sink says it wrote are there."""
     judged = books.undoubted(books.readable(entries))
     said = [entry.rows for entry in judged]
-    return _counted(judged, books, books.mains[sink], said, Fate.OUTPUT, "rows")
+    yield from _counted(judged, books, books.mains[sink], said, Fate.OUTPUT, "rows")
 
 
 def _counted(
     entries: Sequence[Entry], books: Books, holding: Holding, said: Sequence[int], fate: Fate, what: str
-) -> Examined:
+) -> Iterator[Finding]:
     if not holding.rows and not any(said):
-        return Examined()
-    found: list[Finding] = []
+        return
     counts, digests = books.digests(entries, holding.counts.__getitem__)
     for entry, wanted, rows, digest in zip(entries, said, counts, digests, strict=True):
         text = entry.digests.get(DIGEST_NAMES[fate])
@@ -506,19 +470,12 @@ def _counted(
             continue
         place, span = next(each for each in sorted(entry.range.spans.items()) if each[1].offsets)
         outcome = Fate.LOST if rows < wanted else Fate.DUPLICATED if rows > wanted else Fate.ALTERED
-        found.append(
-            Finding(
-                outcome,
-                holding.name,
-                place,
-                ((span.start, span.end - 1),),
-                abs(wanted - rows) or 1,
-                (),
-                f"entry {entry.number} of the ledger of {entry.sink!r} counts {wanted} {what} in this range, and "
-                f"{rows} are there" + ("" if rows != wanted else ", of other records"),
-            )
+        detail = (
+            f"entry {entry.number} of the ledger of {entry.sink!r} counts {wanted} {what} in this range, and "
+            f"{rows} are there" + ("" if rows != wanted else ", of other records")
         )
-    return Examined(tuple(found))
+        ranges = ((span.start, span.end - 1),)
+        yield Finding(outcome, holding.name, place, ranges, abs(wanted - rows) or 1, detail=detail)
 
 
 def has_batch(newest: Entry, entry: Entry) -> bool:

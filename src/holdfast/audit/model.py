@@ -19,12 +19,12 @@ go is no cell of any sink: it stands under the sink `steps`, with the step for i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cache
+from functools import cache, wraps
 from types import UnionType
-from typing import Any, Final, Literal, Self, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, ParamSpec, Self, cast, get_args, get_origin, get_type_hints
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.positions import Place
@@ -419,6 +419,13 @@ class Examined:
     coverage: tuple[ColumnCoverage, ...] = ()
     """What this part knows of cells: several may speak of one column, each of other cells."""
 
+    @classmethod
+    def of(cls, said: Iterable[Said]) -> Examined:
+        """Each in its place."""
+        listed = tuple(said)
+        kinds: tuple[Any, ...] = (Finding, Unproven, WindowAccount, str, ColumnCoverage)
+        return cls(*(tuple(each for each in listed if isinstance(each, kind)) for kind in kinds))
+
     def __add__(self, other: Examined) -> Examined:
         return Examined(
             self.findings + other.findings,
@@ -427,6 +434,21 @@ class Examined:
             self.notes + other.notes,
             self.coverage + other.coverage,
         )
+
+
+Said = Finding | Unproven | WindowAccount | str | ColumnCoverage
+"""One thing that a part of an audit says; a text is a note."""
+_P = ParamSpec("_P")
+
+
+def examining(check: Callable[_P, Iterable[Said]]) -> Callable[_P, Examined]:
+    """A part of an audit that says one thing after the other."""
+
+    @wraps(check)
+    def examined(*given: _P.args, **named: _P.kwargs) -> Examined:
+        return Examined.of(check(*given, **named))
+
+    return examined
 
 
 def place_json(place: Place) -> dict[str, Any]:
