@@ -12,7 +12,7 @@ from tests.support.audit_sinks import Ledger
 
 from holdfast.audit.left import SideStream, check_turns, side_stream
 from holdfast.audit.lineage import LineageBatch
-from holdfast.audit.model import Fate
+from holdfast.audit.model import Examined, Fate
 from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.pipeline.aside import DUPLICATE, LATE, LATE_FOR
 from holdfast.pipeline.definition.model import Dedupe, PipelineDefinition, Source, Window
@@ -49,7 +49,7 @@ def entries_of(*turns: tuple[int, int], first: int = 0) -> list[Entry]:
 
 
 def told(rows: Any, entries: list[Entry]) -> list[tuple[Fate, int, str]]:
-    examined = check_turns(cast("SinkReader", rows), entries)
+    examined = Examined.of(check_turns(cast("SinkReader", rows), entries))
     assert [each.why for each in examined.coverage] == [
         "step 'sessions' made it, which is not made again here"
     ]

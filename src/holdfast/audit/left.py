@@ -30,7 +30,16 @@ import numpy.typing as npt
 from holdfast.audit.compare import Holding, marked
 from holdfast.audit.coverage import ANY
 from holdfast.audit.lineage import LineageBatch, as_ranges, split_columns
-from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Unproven, gap, ranges_text
+from holdfast.audit.model import (
+    ColumnCoverage,
+    Examined,
+    Fate,
+    Finding,
+    Said,
+    Unproven,
+    gap,
+    ranges_text,
+)
 from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.audit.sinks.letters import letters
 from holdfast.audit.source import RECORD, PartitionWalk
@@ -134,30 +143,25 @@ def read_left(
         left.unknown = "the pipeline's record of rows that left cannot be read"
         detail = f"the pipeline's record of rows that left: {error}"
         if isinstance(error, AsideDamaged):
-            left.examined = Examined((Finding(Fate.ALTERED, "", count=1, detail=detail),))
+            left.examined = Examined.of([Finding(Fate.ALTERED, "", count=1, detail=detail)])
         else:
-            left.examined = Examined((), tuple(_unrecorded(left.unrecorded, detail)))
+            left.examined = Examined.of(_unrecorded(left.unrecorded, detail))
         return left
     found: list[Finding] = []
     seen: set[str] = set()
     for batch, table in recorded:
         seen.add(batch.name)
         digests = _take(table, left, by_step)
-        counts = counts_of(table)
-        found.extend(against(wanted[batch.name], counts))
+        counts, entry = counts_of(table), wanted[batch.name]
+        found += against(entry, counts)
         late_for = {step: count for (route, step), count in counts.items() if route == LATE_FOR}
-        said = _late_for(definition, wanted[batch.name])
-        found.extend(
-            _disagree(wanted[batch.name], f"late for {step!r}", said.get(step, 0), late_for.get(step, 0))
-            for step in sorted(said.keys() | late_for.keys())
-            if said.get(step, 0) != late_for.get(step, 0)
-        )
-        found.extend(_misplaced(wanted[batch.name], digests))
+        found += _differing(entry, "late for", _late_for(definition, entry), late_for)
+        found += _misplaced(entry, digests)
     missing = [entry for name, entry in wanted.items() if name not in seen]
     left.unrecorded = [entry for entry in missing if leaving(entry)]
     if any(leaving(entry) or _late_for(definition, entry) for entry in missing):
         left.unknown = "the pipeline's home has no record of which records left or were late in some batches"
-    left.examined = Examined(tuple(found), tuple(_unrecorded(left.unrecorded)))
+    left.examined = Examined.of((*found, *_unrecorded(left.unrecorded)))
     return left
 
 
@@ -202,30 +206,30 @@ def _late_for(definition: PipelineDefinition, entry: Entry) -> dict[str, int]:
     return {name: late for name in taps if (late := entry.taps.get(name, {}).get("late", 0))}
 
 
-def against(entry: Entry, counts: Mapping[tuple[str, str], int]) -> list[Finding]:
+def against(entry: Entry, counts: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
     """By step, what the record and the ledger's entry count."""
-    said = {(FILTERED, step): count for step, count in entry.routes.filtered.items() if count}
-    recorded = {key: count for key, count in counts.items() if key[0] == FILTERED}
-    found = [
-        _disagree(entry, f"filtered by {key[1]!r}", said.get(key, 0), recorded.get(key, 0))
-        for key in sorted(said.keys() | recorded.keys())
-        if said.get(key, 0) != recorded.get(key, 0)
-    ]
+    filtered = {step: count for (route, step), count in counts.items() if route == FILTERED}
+    yield from _differing(entry, "filtered by", entry.routes.filtered, filtered)
     for route, count in ((DUPLICATE, entry.routes.duplicate), (LATE, entry.routes.late)):
         listed = sum(number for key, number in counts.items() if key[0] == route)
         if listed != count:
-            found.append(_disagree(entry, route, count, listed))
-    return found
+            yield _disagree(entry, route, count, listed)
+
+
+def _differing(
+    entry: Entry, what: str, said: Mapping[str, int], recorded: Mapping[str, int]
+) -> Iterator[Finding]:
+    for step in sorted(said.keys() | recorded.keys()):
+        if said.get(step, 0) != recorded.get(step, 0):
+            yield _disagree(entry, f"{what} {step!r}", said.get(step, 0), recorded.get(step, 0))
 
 
 def _disagree(entry: Entry, what: str, said: int, recorded: int) -> Finding:
-    return Finding(
-        Fate.ALTERED,
-        "",
-        count=abs(said - recorded),
-        detail=f"entry {entry.number} of the ledger of {entry.sink!r} counts {said} rows {what}, and the pipeline's "
-        f"record of rows that left has {recorded}",
+    detail = (
+        f"entry {entry.number} of the ledger of {entry.sink!r} counts {said} rows {what}, and the pipeline's "
+        f"record of rows that left has {recorded}"
     )
+    return Finding(Fate.ALTERED, "", count=abs(said - recorded), detail=detail)
 
 
 def _unrecorded(
@@ -281,9 +285,8 @@ def side_stream(definition: PipelineDefinition, takes: str) -> SideStream | None
 
 def check_side(
     sink: Holding, expected: Holding, parts: Sequence[PartitionWalk], starts: Mapping[Place, int]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """The sink has the rows that were set aside, and no others."""
-    found: list[Finding] = []
     for part in parts:
         have, wanted = sink.counts[part.place], expected.counts[part.place]
         known = part.codes == RECORD
@@ -293,8 +296,7 @@ def check_side(
             (Fate.DUPLICATED, known & (wanted > 0) & (have > wanted), "more than once"),
             (Fate.EXTRA, (have > 0) & (wanted == 0), "not among the rows that the step set aside"),
         ):
-            found += marked(fate, sink.name, part, mask, detail)
-    return found
+            yield from marked(fate, sink.name, part, mask, detail)
 
 
 def hides_rows(sink: SinkDefinition) -> bool:
@@ -302,7 +304,7 @@ def hides_rows(sink: SinkDefinition) -> bool:
     return isinstance(sink, KafkaSink) and sink.value is not None
 
 
-def check_turns(reader: SinkReader, entries: Sequence[Entry], before: int | None = None) -> Examined:
+def check_turns(reader: SinkReader, entries: Sequence[Entry], before: int | None = None) -> Iterator[Said]:
     """The rows of a step's own making are as many in every turn as the ledger says, each once; `before` is the newest
     turn that an earlier audit has proven."""
     step = reader.takes
@@ -315,20 +317,16 @@ def check_turns(reader: SinkReader, entries: Sequence[Entry], before: int | None
             strangers += len(batch)
             continue
         numbers.append(((batch.offsets << 32) | batch.indexes.astype(np.int64))[batch.offsets > since])
-    found: list[Finding] = []
     if strangers:
         detail = f"rows that step {step!r} did not make"
-        found.append(Finding(Fate.EXTRA, reader.name, count=strangers, detail=detail))
+        yield Finding(Fate.EXTRA, reader.name, count=strangers, detail=detail)
     rows = np.sort(np.concatenate(numbers)) if numbers else np.empty(0, np.int64)
     repeated = rows[1:][rows[1:] == rows[:-1]]
     if len(repeated):
         turns = ranges_text(as_ranges(np.unique(repeated >> 32)))
-        found.append(
-            Finding(Fate.DUPLICATED, reader.name, count=len(repeated), detail=f"rows of turn {turns} twice")
-        )
-    found.extend(_by_turn(reader, entries, rows >> 32, since))
-    why = f"step {step!r} made it, which is not made again here"
-    return Examined(tuple(found), coverage=(ColumnCoverage(reader.name, ANY, why=why),))
+        yield Finding(Fate.DUPLICATED, reader.name, count=len(repeated), detail=f"rows of turn {turns} twice")
+    yield from _by_turn(reader, entries, rows >> 32, since)
+    yield ColumnCoverage(reader.name, ANY, why=f"step {step!r} made it, which is not made again here")
 
 
 def _by_turn(
@@ -336,7 +334,7 @@ def _by_turn(
     entries: Sequence[Entry],
     turns: np.ndarray[tuple[int], np.dtype[np.int64]],
     since: int,
-) -> list[Finding]:
+) -> Iterator[Finding]:
     said: dict[int, int] = {}
     for entry in entries:
         if entry.range and entry.state is not None and entry.state > since:
@@ -344,7 +342,6 @@ def _by_turn(
     is_complete = bool(entries) and entries[0].number == 0
     newest = max(said, default=-1)
     held = dict(zip(*(each.tolist() for each in np.unique(turns, return_counts=True)), strict=True))
-    found: list[Finding] = []
     for turn in sorted(said.keys() | held.keys()):
         if turn not in said and (not is_complete or (turn > newest and not reader.is_exact)):
             continue  # its entry is not kept, or it is younger than the ledger we read
@@ -352,12 +349,5 @@ def _by_turn(
         if wanted == have:
             continue
         fate = Fate.EXTRA if turn not in said else Fate.LOST if have < wanted else Fate.DUPLICATED
-        found.append(
-            Finding(
-                fate,
-                reader.name,
-                count=abs(wanted - have),
-                detail=f"turn {turn} of {reader.takes!r} gave {wanted} rows by the ledger, and {have} are there",
-            )
-        )
-    return found
+        detail = f"turn {turn} of {reader.takes!r} gave {wanted} rows by the ledger, and {have} are there"
+        yield Finding(fate, reader.name, count=abs(wanted - have), detail=detail)

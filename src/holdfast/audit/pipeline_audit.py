@@ -20,7 +20,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
@@ -48,6 +48,7 @@ from holdfast.audit.model import (
     Fate,
     Finding,
     Report,
+    Said,
     Unproven,
     gap,
 )
@@ -257,7 +258,7 @@ class PipelineAudit:
         observers: list[Observer] = [each for each in watchers if each is not None]
         tell(f"walking {self.scope.offsets:,} offsets of the source")
         walked = walk(self.cluster, self.scope.spans, self.logs, decoder=decoder, observers=observers)
-        self._note_expired(walked)
+        self._say(self._expired(walked))
         self.examined += spools.examine(walked) + sample.examine()
         tell("comparing the sinks")
         judge = SinkJudge(
@@ -277,13 +278,13 @@ class PipelineAudit:
         tell("comparing contents")
         self.examined += content.examine(list(self._opened().values()))
         for reader in self._opened().values():
-            self.examined += Examined(tuple(reader.problems()), tuple(reader.gaps()))
+            self._say((*reader.problems(), *reader.gaps()))
         if self.steps is None:
             self.examined += content.not_evaluated()
-            self._word(judge)
+            self._say(self._word(judge))
         else:
             self.examined += self.steps.examine(self, judge, content)
-        self._rejections(judge.batches)
+        self._say(self._rejections(judge.batches))
         tell("")
         return self._report(judge, result)
 
@@ -342,25 +343,25 @@ class PipelineAudit:
         for reader in self._opened().values():
             if reader.kind in ERASABLE:
                 reader.erased, unproven = unaltered.erasures(reader, self.keeper)
-                self.examined += Examined(unproven=tuple(unproven))
-        self.examined += Examined((), tuple(self.scope.unproven), (), tuple(self.scope.notes))
-        self.examined += self._absent() + self._older()
+                self._say(unproven)
+        self._say((*self.scope.unproven, *self.scope.notes))
+        self._say(self._absent())
+        self._say(self._older())
         newest = [entries[-1] for entries in self.entries.values() if entries]
-        self.examined += Examined(
-            tuple(examine_state(self.definition, naming.home_of(self.definition), newest))
-        )
-        self.examined += self._emptiness()
+        self._say(examine_state(self.definition, naming.home_of(self.definition), newest))
+        self._say(self._emptiness())
 
-    def _emptiness(self) -> Examined:
+    def _say(self, said: Iterable[Said]) -> None:
+        self.examined += Examined.of(said)
+
+    def _emptiness(self) -> Iterator[Unproven]:
         """An audit of nothing proves nothing, unless nothing is there, or all of it was proven before."""
         if self.scope.offsets or self.options.since is not None:
-            return Examined()
-        why = ""
+            return
         if self.options.start is not None and any(log.end for log in self.logs.values()):
-            why = f"no offset lies between {self.options.start} and where the sinks stand"
+            yield gap("anything", f"no offset lies between {self.options.start} and where the sinks stand")
         elif any(self.scope.pending.values()):
-            why = "the pipeline has not taken a record yet"
-        return Examined(unproven=(gap("anything", why),) if why else ())
+            yield gap("anything", "the pipeline has not taken a record yet")
 
     def _wanted(self) -> set[str]:
         """The topics that the definition reads now, of which the ledgers may not know yet."""
@@ -385,32 +386,25 @@ class PipelineAudit:
         }
         return lambda place: starts[place]
 
-    def _absent(self) -> Examined:
+    def _absent(self) -> Iterator[Said]:
         """Sinks without a ledger: new ones, or ones that were emptied."""
-        found: list[Finding] = []
-        unproven: list[Unproven] = []
         newest = [entries[-1] for entries in self.entries.values() if entries]
         ran_as_it_stands = any(entry.fingerprint == self.fingerprint and entry.range for entry in newest)
         for name, entries in self.entries.items():
             if entries:
                 continue
             gone = unaltered.gone(name, self.witnesses.get(name, ()))
+            rows = ledgers.rows_for(name, ledgers.cover(self.entries, self.scope.spans))
             if gone:
-                rows = ledgers.rows_for(name, ledgers.cover(self.entries, self.scope.spans))
-                found += [replace(each, count=rows) for each in gone]
+                yield from (replace(each, count=rows) for each in gone)
             elif ran_as_it_stands:
                 detail = "it has no ledger, and the pipeline has run with it: it was emptied or is elsewhere"
-                rows = ledgers.rows_for(name, ledgers.cover(self.entries, self.scope.spans))
-                found.append(Finding(Fate.LOST if rows else Fate.ALTERED, name, count=rows, detail=detail))
+                yield Finding(Fate.LOST if rows else Fate.ALTERED, name, count=rows, detail=detail)
             else:
-                unproven.append(
-                    gap(f"sink {name!r}", "it has no ledger yet: the pipeline has not run with it")
-                )
-        return Examined(tuple(found), tuple(unproven))
+                yield gap(f"sink {name!r}", "it has no ledger yet: the pipeline has not run with it")
 
-    def _older(self) -> Examined:
+    def _older(self) -> Iterator[Finding]:
         """Sinks that had come further than their ledgers say: older copies of what they were."""
-        found: list[Finding] = []
         fullest = max(self.entries.values(), key=lambda entries: sum(each.routes.total for each in entries))
         for name, ((generation, number, _), _) in self.reached.items():
             last = self.entries[name][-1] if self.entries.get(name) else None
@@ -421,8 +415,7 @@ class PipelineAudit:
                 detail = (
                     f"its ledger has {last.number + 1} entries, and had {number + 1}: it is an older copy"
                 )
-                found.append(Finding(Fate.LOST, name, count=max(1, rows), detail=detail))
-        return Examined(tuple(found))
+                yield Finding(Fate.LOST, name, count=max(1, rows), detail=detail)
 
     def _stateful(self, decoder: SourceDecoder) -> tuple[StatefulCheck | None, Observer | None]:
         from holdfast.audit.stateful import StatefulCheck
@@ -465,21 +458,15 @@ class PipelineAudit:
 
     # -------------------------------------------------------------------- after it
 
-    def _note_expired(self, walked: SourceWalk) -> None:
+    def _expired(self, walked: SourceWalk) -> Iterator[Unproven]:
         for place, count in sorted(walked.expired_on_the_way.items()):
-            self.examined += Examined(
-                unproven=(
-                    gap(
-                        f"{count:,} offsets of {place.topic}-{place.partition}",
-                        "they expired while they were being read",
-                    ),
-                )
-            )
+            what = f"{count:,} offsets of {place.topic}-{place.partition}"
+            yield gap(what, "they expired while they were being read")
 
     def _mains(self) -> dict[str, SinkReader]:
         return main_sinks(self.definition, self._opened())
 
-    def _word(self, judge: SinkJudge) -> None:
+    def _word(self, judge: SinkJudge) -> Iterator[ColumnCoverage]:
         """What is taken on the pipeline's word: why records left, by step; that they did, and which, is not."""
         filtered: Counter[str] = Counter()
         turned_away: Counter[str] = Counter()
@@ -487,29 +474,16 @@ class PipelineAudit:
             filtered.update(entry.routes.filtered)
             turned_away.update(entry.routes.dead_letter)
         del turned_away[PARSE]
-        counts = filtered + turned_away
-        self.examined += Examined(
-            coverage=tuple(
-                ColumnCoverage(
-                    STEPS,
-                    step,
-                    unaltered=count,
-                    why="which records it let go is recorded; whether it was right --spark evaluates again",
-                )
-                for step, count in sorted(counts.items())
-                if count and not step.startswith(REJECTED_BY)
-            )
-        )
+        why = "which records it let go is recorded; whether it was right --spark evaluates again"
+        for step, count in sorted((filtered + turned_away).items()):
+            if count and not step.startswith(REJECTED_BY):
+                yield ColumnCoverage(STEPS, step, unaltered=count, why=why)
 
-    def _rejections(self, batches: Sequence[Entry]) -> None:
+    def _rejections(self, batches: Sequence[Entry]) -> Iterator[ColumnCoverage]:
         counts = Counter(each.sink for entry in batches for each in entry.rejected)
         why = "only the sink can tell whether it could take them, and an audit writes nothing"
-        self.examined += Examined(
-            coverage=tuple(
-                ColumnCoverage(STEPS, f"{REJECTED_BY}{sink}", unaltered=count, why=why)
-                for sink, count in sorted(counts.items())
-            )
-        )
+        for sink, count in sorted(counts.items()):
+            yield ColumnCoverage(STEPS, f"{REJECTED_BY}{sink}", unaltered=count, why=why)
 
     # -------------------------------------------------------------------- the report
 
@@ -527,7 +501,7 @@ class PipelineAudit:
             digests = unaltered.check(
                 reader, self.keeper, heads, with_rows=name in lacking, since=since, turn=turn, table=table
             )
-            self.examined += Examined((*digests.findings, *self.handing.compared(reader, table, digests)))
+            self._say((*digests.findings, *self.handing.compared(reader, table, digests)))
             unsure = digests.rows - digests.unaltered
             for column in columns[name] if name in lacking else ():
                 count = max(0, rows[name] - unsure) if column in digests.columns else 0
@@ -536,7 +510,7 @@ class PipelineAudit:
         for sink in map(merged, self.definition.sinks):
             if sink is not None and sink.mode == "scd2" and sink.name in self._opened():
                 wrong = versions.check(self._opened()[sink.name], sink)
-                self.examined += Examined(tuple(wrong or ()))
+                self._say(wrong or ())
                 covered = versions.derived(covered, sink, is_checked=wrong is not None)
         return tuple(covered)
 

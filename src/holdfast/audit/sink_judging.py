@@ -36,7 +36,7 @@ from holdfast.audit.ledgers import (
 )
 from holdfast.audit.left import Left, check_side, check_turns, hides_rows, side_stream
 from holdfast.audit.lineage import LineageBatch
-from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, gap
+from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Said, gap
 from holdfast.audit.scope import PipelineScope
 from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.audit.source import LogEnds, PartitionWalk, SourceWalk
@@ -71,9 +71,8 @@ class DecodingWatch:
 
     def examine(
         self, dead: Holding, unparsed: Holding, others: Sequence[Holding], parts: Iterable[PartitionWalk]
-    ) -> Examined:
+    ) -> Iterator[Finding]:
         """`unparsed` are the dead letters that say they could not be decoded; `others` everything that has rows."""
-        found: list[Finding] = []
         for part in parts:
             judged = self._judged[part.place] & part.records
             failed, sent = self._failed[part.place], unparsed.counts[part.place] > 0
@@ -81,10 +80,9 @@ class DecodingWatch:
             for holding in others:
                 elsewhere |= holding.counts[part.place] > 0
             can_be = "there because they could not be decoded, and they can be"
-            found += marked(Fate.ALTERED, dead.name, part, judged & sent & ~failed, can_be)
+            yield from marked(Fate.ALTERED, dead.name, part, judged & sent & ~failed, can_be)
             stayed = "they cannot be decoded, and did not leave for that"
-            found += marked(Fate.ALTERED, "", part, judged & failed & ~sent & elsewhere, stayed)
-        return Examined(tuple(found))
+            yield from marked(Fate.ALTERED, "", part, judged & failed & ~sent & elsewhere, stayed)
 
 
 # ---------------------------------------------------------------------------- sink judging
@@ -178,13 +176,11 @@ class SinkJudge:
 
     def judge(self) -> Examined:
         self._settle_unrecorded()
-        self._judge()
-        self.examined += self.sides()
+        self.examined += Examined.of(self._judge()) + Examined.of(self._sides())
         self._ledgers()
         return self.examined
 
-    def _judge(self) -> None:
-        found: list[Finding] = []
+    def _judge(self) -> Iterator[Said]:
         self.judgements[""] = [judge_routes(list(self.routes.values()), part) for part in self.parts]
         for name, reader in self.mains.items():
             holding = self.rows.of(reader)
@@ -193,38 +189,34 @@ class SinkJudge:
             self.judgements[name] = [
                 judge(holding, routes, part, since=starts.get(part.place, part.start)) for part in self.parts
             ]
-            self._excuse(reader, self.judgements[name])
-        found.extend(self._blame_routes())
-        found.extend(self._one_row_a_key())
+            yield from self._excuse(reader, self.judgements[name])
+        yield from self._blame_routes()
+        yield from self._one_row_a_key()
         for judgements in self.judgements.values():
             for each in judgements:
-                found.extend(each.findings)
+                yield from each.findings
         for reader in self.readers.values():
             if not reader.takes:
-                found.extend(self._strays(reader))
-        self.examined += Examined(tuple(found))
+                yield from self._strays(reader)
 
-    def _one_row_a_key(self) -> list[Finding]:
+    def _one_row_a_key(self) -> Iterator[Finding]:
         """Tables with one row for each key lack rows by design: `stateful` tells which. The others are judged."""
-        found: list[Finding] = []
         for name, reader in self.readers.items():
             if not reader.takes and is_upsert(self.definition, name):
                 for part in self.parts:
                     judged = judge(self.rows.of(reader), list(self.routes.values()), part)
-                    found += [each for each in judged.findings if each.fate is not Fate.LOST]
-        return found
+                    yield from (each for each in judged.findings if each.fate is not Fate.LOST)
 
-    def _blame_routes(self) -> list[Finding]:
+    def _blame_routes(self) -> Iterator[Finding]:
         """Records in no sink that had left by a route, as far as the ledgers tell: the route has lost them."""
         mains = [name for name in self.mains if any(each.lost.any() for each in self.judgements[name])]
         if not mains or len(mains) != len(self.mains):
-            return []
+            return
         lost = {
             part.place: np.logical_and.reduce([self.judgements[name][number].lost for name in mains])
             for number, part in enumerate(self.parts)
         }
         books = Books(self.walked, self.routes, {}, {})
-        found: list[Finding] = []
         blamed = missing_from_routes(self.batches, books, lost, self._known())
         for fate, masks in blamed.items():
             for number, part in enumerate(self.parts):
@@ -234,8 +226,7 @@ class SinkJudge:
                 for name in mains:
                     self.judgements[name][number].blame_other(mask, name, part)
                 what = f"the ledgers count them as {ROUTE_NAMES[fate]}, and they are nowhere"
-                found += marked(Fate.LOST, self.routes[fate].name, part, mask, what)
-        return found
+                yield from marked(Fate.LOST, self.routes[fate].name, part, mask, what)
 
     @property
     def has_forgotten_dead_letters(self) -> bool:
@@ -249,7 +240,7 @@ class SinkJudge:
             known += [fate for fate in self.routes if fate is not Fate.DEAD_LETTER]
         return known
 
-    def _excuse(self, reader: SinkReader, judgements: list[Judgement]) -> None:
+    def _excuse(self, reader: SinkReader, judgements: list[Judgement]) -> Iterator[Said]:
         """Where a topic has dropped, compacted or not decided as many rows as are missing, they may be among those."""
         missing = sum(int(each.lost.sum()) for each in judgements)
         both = [reader, *(each for name, each in self.readers.items() if name == DEAD_LETTER_NAME)]
@@ -259,27 +250,17 @@ class SinkJudge:
             return
         for each in judgements:
             each.excuse()
-        self.examined += Examined(
-            unproven=(
-                gap(
-                    f"whether {missing:,} records were in {reader.name!r}",
-                    " and ".join(
-                        [
-                            f"{name} has lost {count:,} offsets to retention or compaction"
-                            for name, count in gone.items()
-                        ]
-                        + [
-                            f"{name} holds {count:,} offsets behind a transaction that is still open"
-                            for name, count in undecided.items()
-                        ]
-                    ),
-                ),
-            )
-        )
+        whys = [
+            f"{name} has lost {count:,} offsets to retention or compaction" for name, count in gone.items()
+        ]
+        whys += [
+            f"{name} holds {count:,} offsets behind a transaction that is still open"
+            for name, count in undecided.items()
+        ]
+        yield gap(f"whether {missing:,} records were in {reader.name!r}", " and ".join(whys))
 
-    def sides(self) -> Examined:
+    def _sides(self) -> Iterator[Said]:
         """Sinks of streams beside the chain; windows belong to the stateful steps."""
-        examined = Examined()
         steps = {step.name: step for step in self.definition.steps}
         for name, reader in self.readers.items():
             side = side_stream(self.definition, reader.takes)
@@ -287,11 +268,10 @@ class SinkJudge:
                 holding = self.rows.of(reader)
                 starts = self.scope.sink_starts.get(name, {})
                 expected = self.left.of(side.route, side.step)
-                found = check_side(holding, expected, self.parts, starts)
-                examined += Examined((*found, *self._strays(reader)))
+                yield from check_side(holding, expected, self.parts, starts)
+                yield from self._strays(reader)
             elif self._is_counted(steps.get(reader.takes), name) and not is_upsert(self.definition, name):
-                examined += check_turns(reader, self.entries[name], self.rows.turns.get(name))
-        return examined
+                yield from check_turns(reader, self.entries[name], self.rows.turns.get(name))
 
     def _is_counted(self, step: Step | None, name: str) -> bool:
         """Whether rows that a step made can only be counted."""
@@ -360,7 +340,8 @@ class SinkJudge:
             return Examined()
         routes = [holding for fate, holding in self.routes.items() if fate is not Fate.DEAD_LETTER]
         others = [*routes, *(self.rows.of(reader) for reader in self.mains.values())]
-        return watch.examine(self.routes[Fate.DEAD_LETTER], self.left.unparsed, others, self.parts)
+        dead = self.routes[Fate.DEAD_LETTER]
+        return Examined.of(watch.examine(dead, self.left.unparsed, others, self.parts))
 
     # -------------------------------------------------------------------- what became of every record
 

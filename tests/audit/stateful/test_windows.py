@@ -449,8 +449,5 @@ def test_records_in_open_windows_wait(world: type[World], sent: type[Sent]) -> N
     play = steady(world, sent, TUMBLING)
     result = play.audit(play.play())
     waiting = sorted(offset for offsets in result.waiting.values() for offset in offsets.tolist())
-    given = sorted(offset for offsets in result.aggregated.values() for offset in offsets.tolist())
-    assert len(given) + len(waiting) == 24
-    assert waiting
-    assert given
+    assert 0 < len(waiting) < 24
     assert max(waiting) == 11

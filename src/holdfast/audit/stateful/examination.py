@@ -17,7 +17,7 @@ import pyarrow as pa
 from holdfast.audit.content import by_place
 from holdfast.audit.decoding import Computing
 from holdfast.audit.left import Left, hides_rows
-from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Unproven
+from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Said, gap
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.stateful.aggregates import columns_needed
 from holdfast.audit.stateful.carried import Carried, CarriedRows
@@ -73,8 +73,6 @@ class StatefulResult:
     """What became of records by stateful steps, and what is wrong."""
 
     examined: Examined = field(default_factory=Examined)
-    aggregated: Mapping[Place, Numbers] = field(default_factory=dict)
-    """Records in a window that was given out, of every window step that a sink takes and they were not late for."""
     waiting: Mapping[Place, Numbers] = field(default_factory=dict)
     """Records in a window that is not closed yet."""
     superseded: Mapping[str, Mapping[Place, Numbers]] = field(default_factory=dict)
@@ -105,8 +103,6 @@ class Examination:
         self._ends = ends
         self._readers = {reader.name: reader for reader in readers}
         self._found = Examined()
-        self._is_given: Flags = np.ones(len(rows), np.bool_)
-        self._is_in_a_window: Flags = np.zeros(len(rows), np.bool_)
         self._is_open: Flags = np.zeros(len(rows), np.bool_)
         self._before = check.before
         starts = np.array([scope[place][0] for place in rows.places], np.int64)
@@ -139,23 +135,26 @@ class Examination:
             self._watermarks = watermarks
             for step in stateful:
                 if self._is_expanded(step.name):
-                    why = "a step before it makes several rows of one record"
-                    left = self._recorded(step.name, LATE) | self._recorded(step.name, DUPLICATE)
-                    claim = ColumnCoverage(STEPS, step.name, unaltered=self._count(left), why=why)
-                    self._found += Examined(coverage=(claim,))
+                    self._take_on_trust(step, "a step before it makes several rows of one record")
                 elif isinstance(step, Dedupe):
                     self._dedupe(step, watermarks, turns)
                 else:
                     self._tap(step, watermarks, turns, chain)
         superseded = {sink.name: self._upsert(sink) for sink in self._check.upserts}
-        given = self._is_in_a_window & self._is_given
         return StatefulResult(
             self._found,
-            self._rows.offsets_by_place(given),
             self._rows.offsets_by_place(self._is_open),
             superseded,
             self._carried(),
         )
+
+    def _take_on_trust(self, step: Step, why: str) -> None:
+        """What a step let go is not made again."""
+        left = self._recorded(step.name, LATE) | self._recorded(step.name, DUPLICATE)
+        self._say(ColumnCoverage(STEPS, step.name, unaltered=self._count(left), why=why))
+
+    def _say(self, *said: Said) -> None:
+        self._found += Examined.of(said)
 
     def _count(self, which: Flags) -> int:
         """Of these, the new ones."""
@@ -244,27 +243,23 @@ class Examination:
         if clock is None:
             return False
         if self._left.unknown:
-            self._not_proven("what stateful steps did", self._left.unknown, is_gap=True)
+            self._say(gap("what stateful steps did", self._left.unknown))
             self._cannot_go_on(self._left.unknown)
             return False
         begun = {} if self._before is not None else self._beginnings()
         cut = [place for place, (start, _) in self._scope.items() if start > begun.get(place, start)]
         if cut:
             place = min(cut)
-            self._not_proven(
-                "windows, duplicates and late rows",
+            why = (
                 f"the audit begins at {self._scope[place][0]} of {place.topic}-{place.partition}, and the pipeline "
-                f"began at {begun[place]}: what it remembered from before is not known",
-                is_gap=True,
+                f"began at {begun[place]}: what it remembered from before is not known"
             )
+            self._say(gap("windows, duplicates and late rows", why))
             self._cannot_go_on("what the pipeline remembered where the audit began is not known")
             return False
         if self._main is None and clock.idle_ms is not None:
-            self._not_proven(
-                "windows, duplicates and late rows",
-                "partitions may idle, so what is late depends on batches, and no sink's ledger has them all",
-                is_gap=True,
-            )
+            why = "partitions may idle, so what is late depends on batches, and no sink's ledger has them all"
+            self._say(gap("windows, duplicates and late rows", why))
             return False
         return True
 
@@ -290,14 +285,11 @@ class Examination:
         detail = (
             f"the ledger has the watermark {has} where batch {turn.number} began, and the records say {wants}"
         )
-        self._found += Examined((Finding(Fate.ALTERED, "", count=len(differing), detail=detail),))
+        self._say(Finding(Fate.ALTERED, "", count=len(differing), detail=detail))
 
     def _tell(self, fate: Fate, which: Numbers, detail: str) -> None:
         """Records that were wrongly treated."""
-        self._found += Examined(tuple(record_findings(fate, "", self._rows, which, detail)))
-
-    def _not_proven(self, what: str, why: str, *, is_gap: bool = False) -> None:
-        self._found += Examined(unproven=(Unproven(what, why, is_gap),))
+        self._say(*record_findings(fate, "", self._rows, which, detail))
 
     # -------------------------------------------------------------------- deduplication
 
@@ -306,10 +298,8 @@ class Examination:
         columns = self._key_columns(step)
         within = reach_ms(step)
         if self._was_otherwise(step.name, turns).any():
-            left = self._recorded(step.name, LATE) | self._recorded(step.name, DUPLICATE)
             why = "another version of the definition had it otherwise; which records it let go is recorded"
-            claim = ColumnCoverage(STEPS, step.name, unaltered=self._count(left), why=why)
-            self._found += Examined(coverage=(claim,))
+            self._take_on_trust(step, why)
             return
         late, doubled = self._recorded(step.name, LATE), self._recorded(step.name, DUPLICATE)
         if columns is None:
@@ -318,9 +308,7 @@ class Examination:
             why = (
                 f"its key ({', '.join(step.key)}) is computed by a step; which records it let go is recorded"
             )
-            self._found += Examined(
-                coverage=(ColumnCoverage(STEPS, step.name, unaltered=self._count(doubled), why=why),)
-            )
+            self._say(ColumnCoverage(STEPS, step.name, unaltered=self._count(doubled), why=why))
             return
         keyless = np.ones(len(rows), np.bool_)
         for column in columns:
@@ -329,7 +317,7 @@ class Examination:
         self._late(step.name, reached & past, late, is_all=True)
         judged = reached & ~past & ~keyless
         gone = self._count((late | doubled) & reached)
-        self._found += Examined(coverage=(ColumnCoverage(STEPS, step.name, recomputed=gone),))
+        self._say(ColumnCoverage(STEPS, step.name, recomputed=gone))
         codes = self._space(columns).codes
         order = turns.astype(np.int64) * len(rows) + np.arange(len(rows))
         went_on = judged & (self._left_at > self._check.numbers[step.name])
@@ -462,9 +450,7 @@ class Examination:
             check = WindowCheck(given, self._rows, chain, sink, reader, before, known)
             self._found += check.examine()
             self._keep_windows(step, given, check, chain)
-            self._is_in_a_window |= taken
             self._is_open |= check.is_open
-            self._is_given &= ~check.is_open
 
     def _keep_windows(self, step: Window, taken: Taken, check: WindowCheck, chain: Chain) -> None:
         """Rows of windows that may still be given out, or again."""
@@ -507,7 +493,7 @@ class Examination:
         if reader is None:
             return {}
         if self._left.unknown:  # a record that is not in the table may have left
-            self._not_proven(f"the rows of sink {sink.name!r}", self._left.unknown, is_gap=True)
+            self._say(gap(f"the rows of sink {sink.name!r}", self._left.unknown))
             self._cannot_go_on(self._left.unknown)
             return {}
         reaching = self._stream(sink)

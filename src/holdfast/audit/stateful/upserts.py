@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from holdfast.audit.coverage import LINEAGE
 from holdfast.audit.decoding import KEY_PREFIX
 from holdfast.audit.lineage import partitions_of
-from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding
+from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Said
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.stateful.rows import Codes, Flags, KeysDiffer, KeySpace, Numbers, Rows, key_text, sorting
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
@@ -180,27 +180,27 @@ class UpsertCheck:
             theirs = space.codes_of([table.keys[name] for name in names]) if len(table) else table.records
         except KeysDiffer as error:
             return self._without_key(table, f"{names[0]} ({error})")
-        found = self._compare(table, space.codes, theirs)
-        return found + self._deletions(table) if is_deleted and len(table) else found
+        said = [*self._compare(table, space.codes, theirs)]
+        return Examined.of((*said, *self._deletions(table)) if is_deleted and len(table) else said)
 
     @property
     def _keeps_versions(self) -> bool:
         return self._sink.mode == "scd2"
 
-    def _deletions(self, table: Table) -> Examined:
+    def _deletions(self, table: Table) -> Iterator[Said]:
         """Of versions: whether each row says of itself what `delete_when` says of its record."""
         condition = self._sink.delete_when or ""
         flags = condition_flags(condition, self._rows, self._columns)
         if flags is None:
             why = f"--spark evaluates `delete_when` ({condition}) again"
-            return Examined(coverage=(ColumnCoverage(self._sink.name, IS_DELETED, why=why),))
+            yield ColumnCoverage(self._sink.name, IS_DELETED, why=why)
+            return
         known = np.flatnonzero(table.records >= 0)
         records = table.records[known]
         said = pc.fill_null(table.keys[IS_DELETED].cast(pa.bool_()).combine_chunks(), False)
         wrong = records[np.asarray(said.to_numpy(zero_copy_only=False), np.bool_)[known] != flags[records]]
-        findings = self._told(Fate.ALTERED, wrong, f"{IS_DELETED} is not what `delete_when` says")
-        claim = ColumnCoverage(self._sink.name, IS_DELETED, int((~table.is_later[known]).sum()))
-        return Examined(tuple(findings), coverage=(claim,))
+        yield from self._told(Fate.ALTERED, wrong, f"{IS_DELETED} is not what `delete_when` says")
+        yield ColumnCoverage(self._sink.name, IS_DELETED, int((~table.is_later[known]).sum()))
 
     def _without_key(self, table: Table, name: str) -> Examined:
         """What the table has stands; what it has not may be superseded, or lost."""
@@ -208,9 +208,9 @@ class UpsertCheck:
         stands[table.records[table.records >= 0]] = True
         self.superseded[self._reaching] = ~stands[self._reaching]
         why = f"which row of a key is the newest is not known: {name} is computed by a step"
-        return Examined(coverage=(ColumnCoverage(self._sink.name, LINEAGE, why=why),))
+        return Examined.of([ColumnCoverage(self._sink.name, LINEAGE, why=why)])
 
-    def _compare(self, table: Table, ours: Codes, theirs: Codes) -> Examined:
+    def _compare(self, table: Table, ours: Codes, theirs: Codes) -> Iterator[Said]:
         turns = np.zeros(len(self._rows), np.int64) if self._turns is None else self._turns
         last = standing(ours, self._reaching[~self._erased(ours)], turns)
         self.superseded[self._reaching] = True
@@ -225,31 +225,26 @@ class UpsertCheck:
         at = np.minimum(at, max(len(last) - 1, 0))
         of = sorted_last[at] if len(last) else np.full(len(theirs), -1, np.int64)
         known = (ours[last][of] == theirs) if len(last) else np.zeros(len(theirs), np.bool_)
-        findings: list[Finding] = []
-        held_keys = set(theirs.tolist())
-        is_missing = np.array([code not in held_keys for code in ours[last].tolist()], np.bool_)
-        if why:
-            is_missing[:] = False
+        is_missing = ~np.isin(ours[last], theirs) & (not why)
         lost = np.flatnonzero(is_missing & ~gone & ~later)
-        findings += self._told(Fate.LOST, last[lost], "its key is not in the table")
+        yield from self._told(Fate.LOST, last[lost], "its key is not in the table")
         wrong = (
             known & ~table.is_later & (table.records != np.where(known, last[of] if len(last) else -1, -1))
         )
         wrong &= ~np.isin(theirs, unsure)
         older = np.flatnonzero(wrong & (table.records >= 0))
-        findings += self._told(Fate.LOST, last[of[older]], "the table holds an older record of its key")
+        yield from self._told(Fate.LOST, last[of[older]], "the table holds an older record of its key")
         if not why:
             deleted = np.flatnonzero(known & ~wrong & (gone[of] if len(last) else False) & ~table.is_later)
-            findings += self._told(
-                Fate.EXTRA, last[of[deleted]], "it deletes its key, which stands in the table"
-            )
+            what = "it deletes its key, which stands in the table"
+            yield from self._told(Fate.EXTRA, last[of[deleted]], what)
         if table.is_stale.any():
             detail = "rows of records that a newer one of their key had replaced when they were proven"
             count = int(table.is_stale.sum())
-            findings.append(Finding(Fate.ALTERED, self._sink.name, count=count, detail=detail))
-        findings += self._strangers(table, theirs, known)
+            yield Finding(Fate.ALTERED, self._sink.name, count=count, detail=detail)
+        yield from self._strangers(table, theirs, known)
         count = 0 if why else int((~table.is_later).sum())
-        return Examined(tuple(findings), coverage=(ColumnCoverage(self._sink.name, LINEAGE, count, why=why),))
+        yield ColumnCoverage(self._sink.name, LINEAGE, count, why=why)
 
     def _erased(self, keys: Codes) -> Flags:
         """Of the records that reach the table, those of keys whose row was taken out on purpose, up to that moment."""
@@ -301,14 +296,12 @@ class UpsertCheck:
                 keys = (key_text(list(self._sink.key), table.keys, row),)
                 yield Finding(fate, self._sink.name, count=1, keys=keys, detail=detail)
 
-    def _told(self, fate: Fate, which: Numbers, what: str) -> list[Finding]:
-        found = []
+    def _told(self, fate: Fate, which: Numbers, what: str) -> Iterator[Finding]:
         places = self._rows.place_numbers()
         for row in which[:NAMED_MAX].tolist():
             offset, place = int(self._rows.offsets[row]), self._rows.places[places[row]]
             keys = (key_text(list(self._sink.key), self._columns, row),)
-            found.append(Finding(fate, self._sink.name, place, ((offset, offset),), 1, keys, what))
+            yield Finding(fate, self._sink.name, place, ((offset, offset),), 1, keys, what)
         more = len(which) - NAMED_MAX
         if more > 0:
-            found.append(Finding(fate, self._sink.name, count=more, detail=f"more like these: {what}"))
-        return found
+            yield Finding(fate, self._sink.name, count=more, detail=f"more like these: {what}")
