@@ -35,17 +35,19 @@ def test_pipelines_run_end_to_end_on_another_version(version: str, tmp_path: Pat
     modules += ["test_source.py"] if version in WITH_STREAMS else []
     here = Path(__file__).parent
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    asked = (sys.executable, "-c", "import pyspark; print(pyspark.__version__)")
+    assert subprocess.check_output(asked, env=environment, text=True).startswith(f"{version}.")
     ran = subprocess.run(
         [
             sys.executable,
             "-m",
             "pytest",
-            "-q",
             "-p",
             "no:cacheprovider",
             *(str(here / name) for name in modules),
         ],
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment,
         cwd=here.parents[1],
         capture_output=True,
         text=True,
@@ -53,3 +55,4 @@ def test_pipelines_run_end_to_end_on_another_version(version: str, tmp_path: Pat
     )
     assert ran.returncode == 0, ran.stdout[-4000:]
     assert "passed" in ran.stdout
+    assert "skipped" not in ran.stdout
