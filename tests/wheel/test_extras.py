@@ -54,6 +54,7 @@ LACK = {
     "lab run HF401": "spark",
     "pipeline check mine/orders.yaml": "spark",
     "pipeline run mine/orders.yaml": "spark",
+    "pipeline state show mine/orders.yaml": "spark",
     "pipeline status mine/orders.yaml": "spark",
     "sink migrate --database postgresql://127.0.0.1:1/none": "postgres",
     "audit verify . --public-key key.pem": "sign",
@@ -97,6 +98,28 @@ def test_a_program_with_the_bare_wheel_is_told_too(install: Install, program: st
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.endswith(f"pip install 'holdfast[{PROGRAMS[program]}]'"), done.stderr
+
+
+def test_what_a_definition_alone_asks_for_has_the_name_of_what_is_installed(
+    install: Install, tmp_path: Path
+) -> None:
+    source = "{topics: orders, value: {format: protobuf, schema_file: order.proto}}"
+    (tmp_path / "order.proto").write_text('syntax = "proto3"; message Order { int64 id = 1; }')
+    (tmp_path / "orders.yaml").write_text(
+        f"pipeline: orders\nsource: {source}\nsinks: [parquet: {{path: out}}]\n"
+    )
+    reader = install("reader")
+    done = subprocess.run(
+        [reader.bin / "holdfast", "pipeline", "check", "--no-spark", "orders.yaml"],
+        cwd=tmp_path,
+        env=reader.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    expected = "holdfast: this needs protobuf, which is not installed: pip install 'holdfast[spark]'\n"
+    assert done.stderr == expected
 
 
 def test_every_extra_is_known_by_what_it_brings() -> None:

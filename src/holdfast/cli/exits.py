@@ -44,6 +44,8 @@ EXTRAS: Final[Mapping[str, str]] = {
     ),
 }
 """By the module that is missing: the extra of ours that brings it."""
+DISTRIBUTIONS: Final = {"attr": "attrs", "google": "protobuf"}
+"""Of modules with another name than what is installed."""
 
 
 class CommandFailed(HoldfastError):
@@ -129,7 +131,8 @@ def explain(error: Exception) -> tuple[str, ExitCode]:
         otherwise = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FINDINGS
         return str(error), ExitCode(getattr(error, "exit_code", otherwise))
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in EXTRAS:
-        what = f"this needs {missing}, which is not installed: pip install 'holdfast[{EXTRAS[missing]}]'"
+        name = DISTRIBUTIONS.get(missing, missing)
+        what = f"this needs {name}, which is not installed: pip install 'holdfast[{EXTRAS[missing]}]'"
         return what, ExitCode.CANNOT_CONNECT
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""

@@ -31,9 +31,9 @@ def show(file: FileArgument, output: OutputOption = Output.TABLE) -> None:
 
     The pipeline may be running.
     """
+    loaded = load(file)
     from holdfast.pipeline.state.inspecting import step_sizes
 
-    loaded = load(file)
     with located(loaded):
         store = _open(loaded)
         newest = store.newest()
@@ -86,10 +86,10 @@ def export(
     CSV has bytes as base64 and nested values as JSON. The rows are as stored: a key may have several, which the
     step adds up when it reads them, and rows that have expired (_until, in milliseconds) may still be there.
     """
+    loaded = load(file)
     from holdfast.pipeline.definition.errors import nearest
     from holdfast.pipeline.state.inspecting import chosen_version, export_rows
 
-    loaded = load(file)
     with located(loaded):
         store = _open(loaded)
         chosen = chosen_version(store, version)
