@@ -30,7 +30,9 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@touch $@
 
 # Java, Apache Kafka and Spark's connector: what cannot be had is named, tried again next time, and stops nothing.
+# Tests are compiled here: otherwise every worker of the first run would compile every test.
 $(FETCHED_STAMP): $(STAMP)
+	@$(BIN)/python -m pytest --collect-only --quiet tests > /dev/null
 	@if $(BIN)/python -m tests.support.fetch; then touch $@; fi
 
 $(BENCH_STAMP): $(STAMP) requirements/bench.txt

@@ -11,7 +11,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -137,18 +136,7 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        compile_once(config)
-
-
-def compile_once(config: pytest.Config) -> None:
-    """Every worker collects every test and reads with machine code: what was never compiled is, once, before they
-    start."""
-    machine_code()
-    tests = list(Path(__file__).parent.rglob("test_*.py"))
-    compiled = {each.name.partition(".")[0] for each in Path(__file__).parent.rglob("test_*-pytest-*.pyc")}
-    if sum(each.stem not in compiled for each in tests) > len(tests) // 2:
-        command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *config.args]
-        subprocess.run(command, stdout=subprocess.DEVNULL, cwd=config.rootpath, check=False)
+        machine_code()  # once, before there are workers that would each compile it
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -161,6 +161,7 @@ def drop_the_head_of_the_topic(growing: Growing) -> None:
         drop_the_head_of_the_topic,
     ],
 )
+@pytest.mark.check
 def test_a_change_to_what_was_proven_is_noticed_and_all_is_looked_at(
     growing: Growing, damage: Callable[[Growing], None]
 ) -> None:

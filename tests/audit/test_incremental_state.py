@@ -146,6 +146,7 @@ def play(estate: Estate, seed: int, state: Path) -> list[str]:
 
 
 @pytest.mark.timeout(600 + 4 * SEEDS)
+@pytest.mark.check
 def test_an_audit_on_top_of_others_says_what_a_full_one_says(estate: Estate, tmp_path: Path) -> None:
     drawn = [*FIRST, *(seed for seed in range(SEEDS) if seed not in (*FIRST, *ALONE))][:SEEDS]
     seeds = drawn if ONLY is None else [int(ONLY)]

@@ -222,6 +222,7 @@ def begun(start: Start) -> subprocess.Popen[bytes]:
     raise AssertionError("there was nothing to read")
 
 
+@pytest.mark.check
 def test_silence_of_a_dead_broker_is_exit_code_3(run: Run, start: Start, holdfast_broker: Any) -> None:
     there = ("--bootstrap-server", holdfast_broker.bootstrap_servers)
     assert run("topics", "create", "--topic", "t", *there).returncode == 0

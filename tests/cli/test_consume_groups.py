@@ -89,6 +89,7 @@ def position_of(run_here: Run, group: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("protocol", TRIED)
+@pytest.mark.check
 def test_a_group_goes_on_where_it_stopped(
     run_here: Run, topic: str, group: str, fill: Any, protocol: str
 ) -> None:

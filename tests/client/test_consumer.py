@@ -214,6 +214,7 @@ def test_a_handler_that_outlasts_the_poll_interval_keeps_its_partitions(broker: 
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.check
 def test_members_come_and_go_and_nothing_is_skipped(broker: BrokerProcess, protocol: str) -> None:
     """Few messages may be under way, so partitions are paused when they are taken away, and come back."""
     name = f"moves-{protocol}"

@@ -248,6 +248,7 @@ def test_no_client_commits_what_a_handler_left_for_later(
 
 
 @pytest.mark.parametrize("client", ["Processor", "DatabaseSink"])
+@pytest.mark.check
 def test_a_client_that_was_stopped_runs_again(
     client: str, broker: BrokerProcess, topic: str, tmp_path: Path
 ) -> None:

@@ -229,6 +229,7 @@ def test_every_acknowledged_message_is_read_once_in_order_after_many_kills(
     assert "is offline" not in broker.log()
 
 
+@pytest.mark.check
 def test_kills_while_it_starts_lose_nothing(tmp_path: Path, chance: random.Random, crash_rounds: int) -> None:
     """A start that is killed half-way through recovery leaves nothing that the next cannot recover from."""
     observer = Observer()

@@ -30,6 +30,7 @@ def shop(broker: BrokerProcess) -> None:
 @pytest.mark.xdist_group("prepared")
 @pytest.mark.holdfast(prepared=shop)
 @pytest.mark.parametrize("mine", ["three", "four"])
+@pytest.mark.check
 def test_each_test_gets_a_copy_of_what_was_prepared_once(mine: str, holdfast_broker: BrokerProcess) -> None:
     holdfast_broker.produce("orders", mine)
     assert sorted(each.text for each in holdfast_broker.consume_all("orders")) == sorted(["one", "two", mine])

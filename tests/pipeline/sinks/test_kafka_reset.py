@@ -83,6 +83,7 @@ def fill(sink: KafkaSinkWriter, cut: Any, directory: str) -> Entry:
 
 
 @pytest.mark.parametrize("done", [0, 1])
+@pytest.mark.check
 def test_a_reset_that_dies_leaves_no_batch_half_done(
     make: Make, batches: Any, bootstrap: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
