@@ -23,7 +23,7 @@ from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import BatchRange, Place, Positions, Span
 from holdfast.pipeline.row_digest import DigestKey
 from holdfast.pipeline.sealing import sealed
-from holdfast.pipeline.sinks import parquet
+from holdfast.pipeline.sinks import parquet, writing
 from holdfast.pipeline.sinks.base import Batch, SinkContext
 
 KEY = DigestKey(b"k" * 32)
@@ -77,7 +77,7 @@ class Shop:
             frame: Any = Frame(rows(start, end))
             if self.definition.partition_by:
                 frame = frame  # nothing is partitioned without Spark
-            with patch.object(parquet, "projected", lambda given, schema: given):
+            with patch.object(writing, "projected", lambda given, schema: given):
                 prepared = sink.prepare(batch, frame)
             before = self.last
             entry = Entry(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.pipeline.core.spark_settings import FIXED
-from holdfast.pipeline.session import SettingFixed, refuse_session
+from holdfast.pipeline.session import SettingFixed, refuse_changed, refuse_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +35,18 @@ def test_a_session_that_computes_otherwise_is_refused(spark: SparkSession, name:
         refuse_session(brought)
     with pytest.raises(SettingFixed, match=name):
         refuse_session(brought, is_known=True)
+
+
+def test_what_is_set_while_a_run_lasts_is_noticed(spark: SparkSession) -> None:
+    brought = spark.newSession()
+    known = refuse_changed(brought, "")
+    assert refuse_changed(brought, known) == known
+    brought.conf.set("spark.sql.shuffle.partitions", "3")
+    known = refuse_changed(brought, known)
+    brought.conf.set("spark.sql.ansi.enabled", "false")
+    for _ in range(2):
+        with pytest.raises(SettingFixed, match=r"spark\.sql\.ansi\.enabled is 'false'"):
+            refuse_changed(brought, known)
 
 
 def test_a_run_looks_at_the_session_it_is_given(spark: SparkSession) -> None:

@@ -225,6 +225,15 @@ def refuse_fixed(settings: Mapping[str, str]) -> None:
         )
 
 
+def refuse_changed(spark: SparkSession, known: str) -> str:
+    """The same of a session that was looked at before: only what was set since matters. `known` is what this gave then:
+    while it says the same, one question to the JVM is enough."""
+    told = str(spark._jsparkSession.conf().getAll().toString())
+    if told != known:
+        refuse_session(spark, is_known=True)
+    return told
+
+
 def refuse_session(spark: SparkSession, *, is_known: bool = False) -> None:
     """A session is refused when it would compute something else than one of ours; one that `is_known` was looked at
     before, and only what was set since matters."""

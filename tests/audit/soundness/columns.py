@@ -337,6 +337,9 @@ class Frame:
             collect=collect, limit=lambda count: SimpleNamespace(collect=lambda: collect()[:count])
         )
 
+    def toArrow(self) -> pa.Table:
+        return self.table.combine_chunks()
+
     def collect(self) -> list[Row]:
         return [Row(**row) for row in self.table.to_pylist()]
 

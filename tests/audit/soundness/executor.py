@@ -383,7 +383,8 @@ def without_spark(program: Program) -> Iterator[Any]:
         text = f"cast(pmod(xxhash64(coalesce(key, source)), {writers}) AS int)"
         functions.known[text] = writer_of(writers)
     with (
-        patch.object(running, "refuse_session", lambda *given, **more: None),
+        patch.object(running, "refuse_session", lambda *given: None),
+        patch.object(running, "refuse_changed", lambda *given: ""),
         patch.object(running, "Router", Router),
         patch.object(rebuilding, "Router", Router),
         patch.object(running, "BACK_OFF_MS", (0,)),

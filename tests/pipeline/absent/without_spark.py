@@ -30,7 +30,7 @@ from holdfast.pipeline.engine.routing import Routed, Stream
 from holdfast.pipeline.engine.staging import Staged
 from holdfast.pipeline.engine.stateful import StateUpdate
 from holdfast.pipeline.ledger import Routes
-from holdfast.pipeline.sinks import dead_letter, delta, kafka, kafka_writer, parquet, postgres
+from holdfast.pipeline.sinks import dead_letter, kafka, kafka_writer, postgres, writing
 from holdfast.pipeline.sinks.postgres_copy import copy_task
 from holdfast.pipeline.state import lookups
 from holdfast.pipeline.state.operator import OperatorResult
@@ -72,6 +72,9 @@ class Frame:
         return SimpleNamespace(
             collect=collect, limit=lambda count: SimpleNamespace(collect=lambda: collect()[:count])
         )
+
+    def toArrow(self) -> pa.Table:
+        return self.table
 
     def collect(self) -> list[Row]:
         return [Row(**row) for row in self.table.to_pylist()]
@@ -269,14 +272,14 @@ def without_spark(router: type[Any] = Router, *, retries: int = 0) -> Iterator[A
     session = SimpleNamespace(sparkContext=Mock(master="local[1]", environment={}))
     same = lambda rows, schema: rows  # noqa: E731
     with (
-        patch.object(running, "refuse_session", lambda *given, **more: None),
+        patch.object(running, "refuse_session", lambda *given: None),
+        patch.object(running, "refuse_changed", lambda *given: ""),
         patch.object(running, "Router", router),
         patch.object(running, "BACK_OFF_MS", (0,)),
         patch.object(running, "RETRIES_MAX", retries),
         patch.dict(kafka_writer.DEFAULTS, {"transaction.timeout.ms": 5_000}),
         patch.object(batches, "with_checked_text", lambda rows: rows),
-        patch.object(parquet, "projected", same),
-        patch.object(delta, "projected", same),
+        patch.object(writing, "projected", same),
         patch.object(postgres.PostgresSinkWriter, "_copy", _copied),
         patch.object(kafka.KafkaSinkWriter, "records", _records),
         patch.object(dead_letter.DeadLetterSink, "records", _letters),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even few records are staged by Spark's workers."""
-    monkeypatch.setattr(staging, "OFFSETS_INLINE", -1)
+    monkeypatch.setattr(staging, "SMALL_OFFSETS", -1)
 
 
 def whole_range(cluster: Cluster, topic: str) -> BatchRange:
@@ -74,7 +74,7 @@ def test_workers_and_the_driver_stage_the_same(
     with Cluster({"bootstrap.servers": bench.broker.bootstrap_servers}) as cluster:
         batch = whole_range(cluster, "orders")
         inline = staging.stage(bench.spark, cluster, spec_of(bench, tmp_path / "a"), batch)
-        monkeypatch.setattr(staging, "OFFSETS_INLINE", -1)
+        monkeypatch.setattr(staging, "SMALL_OFFSETS", -1)
         staged = staging.stage(bench.spark, cluster, spec_of(bench, tmp_path / "b"), batch)
     assert (staged.intake, staged.decoded, staged.undecoded) == (
         inline.intake,
@@ -220,7 +220,7 @@ def test_event_time_is_seen_alike_wherever_a_partition_is_cut(
         batch = whole_range(cluster, "orders")
         for name, tasks in (("inline", 1), ("cut", 3)):
             if tasks > 1:
-                monkeypatch.setattr(staging, "OFFSETS_INLINE", -1)
+                monkeypatch.setattr(staging, "SMALL_OFFSETS", -1)
                 monkeypatch.setattr(staging, "pack", lambda given, cores: pack(given, cores, at_least=3))
             staged = staging.stage(bench.spark, cluster, spec_of(bench, tmp_path / name), batch)
             assert len(staged.pieces) == tasks

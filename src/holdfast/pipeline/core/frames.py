@@ -35,6 +35,18 @@ def map_in_arrow(frame: DataFrame, function: ArrowFunction, schema: StructType |
     return frame.toDF(*(f"_{number}" for number in range(len(names)))).mapInArrow(under_their_names, schema)
 
 
+def reports_of(frame: DataFrame, task: ArrowFunction, schema: str, *, is_small: bool = False) -> list[Any]:
+    """What tasks report of the frame's rows. The driver does the task of a frame that is small: handing it to a worker
+    costs more than what it does there."""
+    if is_small:
+        return reported(task(frame.toArrow().to_batches()))
+    return map_in_arrow(frame, task, schema).collect()
+
+
+def reported(reports: Iterable[pa.RecordBatch]) -> list[Mapping[str, Any]]:
+    return [row for batch in reports for row in batch.to_pylist()]
+
+
 @contextmanager
 def as_input(spark: SparkSession, frame: DataFrame) -> Iterator[None]:
     """The frame is the view `input` inside; a view of that name that the session's owner has is there again behind."""

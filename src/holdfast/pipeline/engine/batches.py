@@ -48,11 +48,13 @@ from holdfast.pipeline.row_digest import DigestKey
 from holdfast.pipeline.sealing import key_for, sealed
 from holdfast.pipeline.sinks.base import REJECTED_MAX, Batch, Prepared, RowsRejected, Sink, SinkError
 from holdfast.pipeline.sinks.columns import INVALID_TEXT, rejected_for_text, with_checked_text
+from holdfast.pipeline.sinks.staged import SMALL_ROWS, LocalRows
 from holdfast.pipeline.state.store import Version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from holdfast.pipeline.sinks.staged import StagedRows
     from holdfast.reader.cluster import Cluster
 
 
@@ -75,6 +77,38 @@ class Stopwatch:
             self.times_ms[name] = self.times_ms.get(name, 0) + spent
             if sink is not None:
                 self.sink_times_ms[sink] = self.sink_times_ms.get(sink, 0) + spent
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Rows as sinks can take them."""
+
+    rows: DataFrame
+    checked: DataFrame
+    """The same; a job over them fails at a text that is none."""
+    staged: StagedRows | None
+    local: LocalRows | None
+
+
+@dataclass
+class Offers:
+    """What a batch offers to its sinks: the same to all that take the same rows."""
+
+    makes_values: bool
+    is_small: bool
+    staged: StagedRows | None
+    """Of the main rows."""
+    _made: dict[str, Offer] = field(default_factory=dict)
+
+    def of(self, name: str, rows: DataFrame, count: int | None = None) -> Offer:
+        """`count` says how many rows there are, where they have been counted; else no step made several of one."""
+        if name not in self._made:
+            # Decoders give texts only; a step may make one of any bytes, which files would keep and JSON would mend.
+            checked = with_checked_text(rows) if self.makes_values else rows
+            staged = self.staged if name == MAIN else None
+            is_small = self.is_small and (count is None or count <= SMALL_ROWS)
+            self._made[name] = Offer(rows, checked, staged, LocalRows(checked, staged) if is_small else None)
+        return self._made[name]
 
 
 @dataclass
@@ -282,11 +316,12 @@ class Workshop:
                 if start is not None:
                     update = self._begin(plan, start, staged, label, directory)
                 walk = self.router.walk(staged, plan.batch_time_ms, directory, update, plan.lookups)
-            batch = Batch(plan.range, plan.batch_time_ms, label, staged=walk.staged_rows)
+            batch = Batch(plan.range, plan.batch_time_ms, label)
+            offers = Offers(self.router.makes_values, staged.is_small, walk.staged_rows)
             first = next((name for name in targets if self._takes_main(name)), None)
             if walk.is_observed and first is not None:
                 # One pass less: the first sink's rows are counted by route while it writes them aside.
-                self._prepare(first, batch, walk.main, prepared, watch)
+                self._prepare(first, batch, offers.of(MAIN, walk.main), prepared, watch)
             with watch.phase("route"):
                 routed = walk.settle(have_run=bool(prepared))
             self.faults("routed")
@@ -294,9 +329,10 @@ class Workshop:
             for name in targets:
                 if name not in prepared:
                     stream = self._stream_for(name, routed)
-                    theirs = batch.staged if self._takes_main(name) else None
-                    batch = replace(batch, rows=stream.tally.rows, staged=theirs)
-                    self._prepare(name, batch, stream.rows, prepared, watch)
+                    rows = DEAD_LETTER_NAME if name == DEAD_LETTER_NAME else self._rows_of(name)
+                    batch = replace(batch, rows=stream.tally.rows)
+                    offer = offers.of(rows, stream.rows, stream.tally.rows)
+                    self._prepare(name, batch, offer, prepared, watch)
             self._balance_sinks(prepared, routed)
             self.faults("balanced")
             counts = {name: each.rows for name, each in prepared.items()}
@@ -393,20 +429,19 @@ class Workshop:
         return routed.dead if name == DEAD_LETTER_NAME else routed.streams[self._rows_of(name)]
 
     def _prepare(
-        self, name: str, batch: Batch, rows: DataFrame, prepared: dict[str, Prepared], watch: Stopwatch
+        self, name: str, batch: Batch, offer: Offer, prepared: dict[str, Prepared], watch: Stopwatch
     ) -> None:
         from pyspark.errors import PySparkException
 
-        # Decoders give texts only; a step may make a string of any bytes, which files would keep and JSON would mend.
-        checked = with_checked_text(rows) if self.router.makes_values else rows
         self.at_sink = name
+        batch = replace(batch, staged=offer.staged, local=offer.local)
         with watch.phase("prepare", name):
             try:
-                prepared[name] = self.sinks[name].prepare(batch, checked)
+                prepared[name] = self.sinks[name].prepare(batch, offer.checked)
             except PySparkException as error:
                 if INVALID_TEXT not in str(error):
                     raise
-                raise RowsRejected(rejected_for_text(name, rows)) from error
+                raise RowsRejected(rejected_for_text(name, offer.rows)) from error
         self.at_sink = ""
         self.faults(f"prepared:{name}")
 

@@ -27,9 +27,7 @@ from holdfast.pipeline.cluster.places import is_remote, master_of, require_place
 from holdfast.pipeline.cluster.probing import probe
 from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.model import PipelineDefinition
-from holdfast.pipeline.definition.naming import (
-    monitoring_group,
-)
+from holdfast.pipeline.definition.naming import monitoring_group
 from holdfast.pipeline.definition.secrets import Redactor
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.engine.batches import Workshop, undescribe_jobs
@@ -76,7 +74,7 @@ from holdfast.pipeline.engine.stateful import Growth, PipelineState
 from holdfast.pipeline.ledger import Entry, lowest
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sealing import heads_in, heads_of
-from holdfast.pipeline.session import refuse_session, workers_with_parts
+from holdfast.pipeline.session import refuse_changed, refuse_session, workers_with_parts
 from holdfast.pipeline.sinks.base import Sink, SinkError
 from holdfast.pipeline.sinks.compacting import Merging
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
@@ -307,6 +305,8 @@ class Loop:
     merging: dict[str, Merging] = field(default_factory=dict, init=False)
     """By name, the Parquet sinks whose small batches are merged as they come."""
     growth: Growth = field(default_factory=Growth, init=False)
+    _settings: str = field(default="", init=False)
+    """Of the session, as they were looked at."""
 
     @property
     def definition(self) -> PipelineDefinition:
@@ -484,7 +484,7 @@ class Loop:
         plan = self._plan(logs, until)
         if plan is None:
             return False
-        refuse_session(self.spark, is_known=True)
+        self._settings = refuse_changed(self.spark, self._settings)
         start = self.workshop.version_for(plan)
         time_ms = now_ms() if plan.batch_time_ms is None else plan.batch_time_ms
         plan = replace(plan, batch_time_ms=time_ms, lookups=self.lookups.pinned(plan.lookups, time_ms))

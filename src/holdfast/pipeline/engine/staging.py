@@ -36,7 +36,7 @@ from holdfast.pipeline.engine.decoding import EVENT_DDL, RecordDecoder, decoded_
 from holdfast.pipeline.ledger import Intake, Rejected
 from holdfast.pipeline.packing import Task, pack
 from holdfast.pipeline.positions import BatchRange, Place
-from holdfast.pipeline.sinks.staged import ROW, row_numbers
+from holdfast.pipeline.sinks.staged import ROW, SMALL_BYTES, SMALL_OFFSETS, row_numbers
 from holdfast.reader import PartitionRange, RangeReport
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from holdfast.reader.cluster import Cluster
 
-OFFSETS_INLINE: Final = 4_000
-"""Fewer than this the driver reads itself: a Spark job costs more."""
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Decoded rows kept in memory before they go to the file."""
 COMMON_DDL: Final = (
@@ -102,6 +100,12 @@ class Staged:
     """By their number; of a source with an event time."""
     rejected: Mapping[str, int] = field(default_factory=dict)
     """By sink: how many of the undecoded are so for its sake."""
+
+    @property
+    def is_small(self) -> bool:
+        """What follows is for the driver to do, where Spark's tasks would do it."""
+        records = self.intake.records
+        return records <= SMALL_OFFSETS and sum(map(os.path.getsize, self.files.values())) <= SMALL_BYTES
 
     def seen_before_ms(self, seen: Mapping[Place, int | None]) -> list[int | None]:
         """For each piece the greatest event time before it: of the pieces before it and of what was `seen` before."""
@@ -166,7 +170,7 @@ def stage_schema(source: Source) -> StructType:
 
 def stage(spark: SparkSession, cluster: Cluster, spec: StageSpec, batch: BatchRange) -> Staged:
     """Read the range into files below the spec's directory."""
-    if batch.offsets <= OFFSETS_INLINE:
+    if batch.offsets <= SMALL_OFFSETS:
         tasks = pack(batch, 1)
         reports = [stage_ranges(spec, task, cluster) for task in tasks]  # one at most
     else:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.pipeline.row_digest import DigestKey
     from holdfast.pipeline.sealing import Written
-    from holdfast.pipeline.sinks.staged import StagedRows
+    from holdfast.pipeline.sinks.staged import LocalRows, StagedRows
 
 
 class SinkError(HoldfastError):
@@ -100,6 +100,8 @@ class Batch:
     """How many rows the frame has, where they were counted before: nothing needs to be run for none."""
     staged: StagedRows | None = None
     """The same rows as the frame's, where they stand in the stage as they are: a sink may take them from there."""
+    local: LocalRows | None = None
+    """The same rows of a small batch: a sink may take them from there, or do its tasks' work in the driver."""
 
     @property
     def is_empty(self) -> bool:

@@ -41,11 +41,10 @@ from holdfast.pipeline.sinks.columns import (
     check_columns,
     check_partitioning,
     fitting_schema,
-    projected,
     stored_schema,
 )
 from holdfast.pipeline.sinks.files import Disk, explained, files_for
-from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, reject_unreadable, write_files, written_of
+from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, reject_unreadable, write_batch, written_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -255,7 +254,7 @@ class DeltaSinkWriter(Sink):
             return PreparedDelta(self, None, [])
         schema = fitting_schema(self.name, held, stored, self._definition.schema)
         files = replace(self.file_set(), key=self.key)
-        prepared = PreparedDelta(self, schema, write_files(projected(rows, schema), files, batch.staged))
+        prepared = PreparedDelta(self, schema, write_batch(rows, schema, files, batch))
         try:
             reject_unreadable(self.name, rows, self._definition.partition_by, prepared.files, sys.maxsize)
         except BaseException:

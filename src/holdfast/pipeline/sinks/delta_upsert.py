@@ -124,7 +124,7 @@ class DeltaUpsertWriter(DeltaSinkWriter):
             keeps_digests=CONTENT in there.fieldNames(),
             undigested=self.undigested,
         )
-        staged = write_files(self._staged(rows, schema), files)
+        staged = write_files(self._staged(rows, schema), files, is_small=batch.local is not None)
         try:
             reject_unreadable(self.name, rows, self._definition.partition_by, staged, NAMES_ARE_UNBOUNDED)
             prepared = PreparedMerge(self, schema, staged, keeps=keeps)

@@ -387,7 +387,10 @@ class KafkaSinkWriter(Sink):
         if batch.is_empty:
             return PreparedRecords(self, Records(directory, (Share(),) * writers))
         envelope = self.envelope(batch.batch_time_ms)
-        records = set_aside(self.records(rows), directory, writers, self._digesting(envelope))
+        is_small = batch.local is not None
+        records = set_aside(
+            self.records(rows), directory, writers, self._digesting(envelope), is_small=is_small
+        )
         try:
             self._reject_untaken(records, envelope)
             return PreparedRecords(self, records)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.pipeline.core.frames import reports_of
 from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.row_digest import MASK as CONTENT_MASK
@@ -134,7 +135,14 @@ def content_of(
     return total(hasher_of(key).digests({"key": keys, "value": values, "headers": headers}, lineage))
 
 
-def set_aside(rows: DataFrame, directory: str, writers: int, digesting: Digesting | None = None) -> Records:
+def set_aside(
+    rows: DataFrame,
+    directory: str,
+    writers: int,
+    digesting: Digesting | None = None,
+    *,
+    is_small: bool = False,
+) -> Records:
     """Compute these records, once, into files below `directory`.
 
     A writer gets all records of a key, so that they stay in order; one without a key goes by where it came from. Both
@@ -151,7 +159,7 @@ def set_aside(rows: DataFrame, directory: str, writers: int, digesting: Digestin
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _write_task(batches, directory, digesting)
 
-    found = rows.mapInArrow(task, REPORT).collect()
+    found = reports_of(rows, task, REPORT, is_small=is_small)
     return Records(
         directory,
         tuple(_share([row for row in found if row["writer"] == writer]) for writer in range(writers)),

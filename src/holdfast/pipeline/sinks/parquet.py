@@ -42,7 +42,6 @@ from holdfast.pipeline.sinks.columns import (
     check_columns,
     check_partitioning,
     fitting_schema,
-    projected,
     stored_schema,
 )
 from holdfast.pipeline.sinks.files import Disk, Held, explained, files_below, hold, local_path
@@ -51,7 +50,7 @@ from holdfast.pipeline.sinks.writing import (
     FileSet,
     WrittenFile,
     reject_unreadable,
-    write_files,
+    write_batch,
     written_of,
 )
 
@@ -360,7 +359,7 @@ class ParquetSinkWriter(Sink):
             self._open.append(aside)
         if batch.is_empty or layout is None:
             return PreparedParquet(store, aside, layout, [], self.key)
-        written = self._write(batch, projected(rows, layout.columns), aside)
+        written = self._write(batch, rows, layout.columns, aside)
         return PreparedParquet(store, aside, layout, written, self.key)
 
     def _layout(self, held: Layout | None, rows: DataFrame) -> Layout:
@@ -375,7 +374,7 @@ class ParquetSinkWriter(Sink):
         stored = stored_schema(rows.schema)
         return Layout(fitting_schema(self.name, columns, stored, self.definition.schema), by)
 
-    def _write(self, batch: Batch, rows: DataFrame, aside: str) -> list[WrittenFile]:
+    def _write(self, batch: Batch, rows: DataFrame, columns: StructType, aside: str) -> list[WrittenFile]:
         disk, by = self.store.disk, self.definition.partition_by
         scratch = os.path.join(self.store.control, "scratch", batch.label)
         with explained(self.name, self.store.path):
@@ -383,7 +382,7 @@ class ParquetSinkWriter(Sink):
         definition = self.definition
         files = FileSet(scratch, by, definition.file_bytes, definition.compression.lower(), disk, self.key)
         try:
-            written = write_files(rows, files, batch.staged)
+            written = write_batch(rows, columns, files, batch)
             reject_unreadable(self.name, rows, by, written, NAME_BYTES_MAX)
             with explained(self.name, self.store.path):
                 for file in written:

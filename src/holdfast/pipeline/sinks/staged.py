@@ -1,15 +1,21 @@
-"""Rows that a sink takes from the stage itself: where no step changes a column, only the numbers of the rows that stay
-cross between Spark and Python, and not what is in them.
+"""Rows that a sink does not take from tasks of Spark's: it has them from the stage, or in the driver.
+
+Where no step changes a column, only the numbers of the rows that stay cross between Spark and Python, and not what is
+in them.
 
 A row of the stage has a number: that of its file in the upper bits, its place in the file in the lower ones. Spark
 decides which rows go on and hands over their numbers; the writing task reads those rows from the files, a row group at
 a time. Each row group says the numbers of its rows itself, and they are compared with those that were asked for.
+
+The rows of a small batch, or their numbers, come to the driver in one job for all the sinks that take them, and the
+driver does there what the writing task does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,6 +32,12 @@ if TYPE_CHECKING:
 ROW: Final = "_row"
 FILE_SHIFT: Final = 40
 """A file holds fewer rows than this many bits count."""
+SMALL_OFFSETS: Final = 4_000
+"""A batch of as many at most may be small: the driver reads and writes it itself, since a job of workers costs more."""
+SMALL_BYTES: Final = 4 * 1024 * 1024
+"""In the stage, uncompressed, of a small batch: steps may make much more of it, and all of it is in memory at once."""
+SMALL_ROWS: Final = 10_000
+"""Of a small batch, behind steps that make several rows of one."""
 Numbers = npt.NDArray[np.int64]
 _PLACE: Final = [f"_{part}" for part in PLACE[:-1]]
 """The columns of the stage that lineage is made of."""
@@ -39,6 +51,35 @@ class StagedRows:
     """The number of each row, as `ROW`."""
     files: Mapping[int, str]
     """By number."""
+
+
+@dataclass(frozen=True)
+class LocalRows:
+    """The rows of a small batch, collected when a sink first asks for them."""
+
+    rows: DataFrame
+    staged: StagedRows | None = None
+    """The same rows in the stage, where they stand there as they are."""
+
+    @cached_property
+    def _collected(self) -> list[pa.RecordBatch]:
+        batches: list[pa.RecordBatch] = (
+            (self.staged.numbers if self.staged else self.rows).toArrow().to_batches()
+        )
+        return batches
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """With these columns: null where the rows have none."""
+        if self.staged is not None:
+            yield from read_staged(self._collected, self.staged.files, schema)
+            return
+        for batch in self._collected:
+            columns, fields = [], []
+            for field in schema:
+                at = batch.schema.get_field_index(field.name)
+                columns.append(pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at))
+                fields.append(field if at < 0 else batch.schema.field(at))
+            yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def row_numbers(file: int, first: int, count: int) -> pa.Array:

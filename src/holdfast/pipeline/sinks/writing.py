@@ -26,15 +26,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.pipeline.core.frames import map_in_arrow
+from holdfast.pipeline.core.frames import reported, reports_of
 from holdfast.pipeline.core.sql import LINEAGE, arrow_schema
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.row_digest import MASK as CONTENT_MASK
 from holdfast.pipeline.row_digest import DigestKey, RowHasher, hasher_of, total
 from holdfast.pipeline.sealing import Written
-from holdfast.pipeline.sinks.base import RowsRejected, SinkError
-from holdfast.pipeline.sinks.columns import column_named, rejected_where
+from holdfast.pipeline.sinks.base import Batch, RowsRejected, SinkError
+from holdfast.pipeline.sinks.columns import column_named, projected, rejected_where
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
 from holdfast.pipeline.sinks.staged import read_staged
@@ -132,7 +132,17 @@ def reject_unreadable(
         raise RowsRejected(found)
 
 
-def write_files(rows: DataFrame, files: FileSet, staged: StagedRows | None = None) -> list[WrittenFile]:
+def write_batch(rows: DataFrame, columns: StructType, files: FileSet, batch: Batch) -> list[WrittenFile]:
+    """Write these columns of a batch's rows, null where the rows have none; returns what counts."""
+    local = batch.local
+    if local is None or files.partition_by or local.rows is not rows:  # a sink may have made others of them
+        return write_files(projected(rows, columns), files, batch.staged, is_small=local is not None)
+    return _written(reported(write_task(local.batches(arrow_schema(columns)), files)), files)
+
+
+def write_files(
+    rows: DataFrame, files: FileSet, staged: StagedRows | None = None, *, is_small: bool = False
+) -> list[WrittenFile]:
     """Write these rows; returns what counts. Columns of `partition_by` go into the report and not into the files.
 
     With `staged`, the tasks take them from there; not with `partition_by`, since Spark sorts the rows then.
@@ -150,9 +160,13 @@ def write_files(rows: DataFrame, files: FileSet, staged: StagedRows | None = Non
         return write_task(batches, files)
 
     if staged is not None and not values:
-        found = staged.numbers.mapInArrow(_taking(rows, files, staged.files), REPORT).collect()
+        found = reports_of(staged.numbers, _taking(rows, files, staged.files), REPORT)
     else:
-        found = map_in_arrow(rows, task, REPORT).collect()
+        found = reports_of(rows, task, REPORT, is_small=is_small)
+    return _written(found, files)
+
+
+def _written(reports: Iterable[Mapping[str, Any]], files: FileSet) -> list[WrittenFile]:
     written = [
         WrittenFile(
             row["path"],
@@ -162,7 +176,7 @@ def write_files(rows: DataFrame, files: FileSet, staged: StagedRows | None = Non
             tuple(json.loads(row["partition"])),
             int(row["content"]),
         )
-        for row in found
+        for row in reports
     ]
     for file in written:
         require_there(files, file)
