@@ -14,7 +14,7 @@ Entries of a ledger as an auditor takes them: read with suspicion, and compared 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -177,11 +177,11 @@ class SinkReader(Protocol):
     def find(self, place: Place, offset: int) -> list[str]:
         """Where the rows made of one record are: file and row, table row, topic record."""
 
-    def problems(self) -> Sequence[Finding]:
+    def problems(self) -> Iterable[Finding]:
         """What is wrong with the sink itself: files truncated, missing, or there and nobody's, holes in a log,
         rows of a file or batch that do not fit the ledger. May be asked for after `rows`."""
 
-    def gaps(self) -> Sequence[Unproven]:
+    def gaps(self) -> Iterable[Unproven]:
         """What of it cannot be read any more: expired, vacuumed, compacted."""
 
     def close(self) -> None: ...
@@ -265,31 +265,28 @@ def hole_findings(sink: str, what: str, before: Entry | None, after: Entry | Non
         return [Finding(Fate.ALTERED, sink, detail=what)]
     if after is None or before is None:
         return [Finding(Fate.ALTERED, sink, detail=f"{what}; what they took is not known")]
-    found = []
-    for place, span in sorted(after.range.spans.items()):
-        start = before.positions.at.get(place)
-        if start is not None and start.offset < span.start:
-            found.append(Finding(Fate.ALTERED, sink, place, ((start.offset, span.start - 1),), detail=what))
-    for place, position in sorted(after.positions.at.items()):
-        start = before.positions.at.get(place)
-        if place not in after.range.spans and start is not None and start.offset < position.offset:
-            found.append(
-                Finding(Fate.ALTERED, sink, place, ((start.offset, position.offset - 1),), detail=what)
-            )
+    ends = {place: span.start for place, span in sorted(after.range.spans.items())}
+    ends = {
+        **ends,
+        **{place: at.offset for place, at in sorted(after.positions.at.items()) if place not in ends},
+    }
+    found = [
+        Finding(Fate.ALTERED, sink, place, ((start.offset, end - 1),), detail=what)
+        for place, end in ends.items()
+        if (start := before.positions.at.get(place)) is not None and start.offset < end
+    ]
     return found or [Finding(Fate.ALTERED, sink, detail=f"{what}; they took no offset")]
 
 
-def number_holes(sink: str, entries: Sequence[Entry], what: str) -> list[Finding]:
+def number_holes(sink: str, entries: Sequence[Entry], what: str) -> Iterator[Finding]:
     """Numbers missing in a ledger that keeps every entry."""
-    found: list[Finding] = []
     before: Entry | None = None
     for entry in entries:
         expected = 0 if before is None else before.number + 1
         if entry.number > expected:
             numbers = f"{expected}" if entry.number == expected + 1 else f"{expected} to {entry.number - 1}"
-            found += hole_findings(sink, f"entry {numbers} missing from {what}", before, entry)
+            yield from hole_findings(sink, f"entry {numbers} missing from {what}", before, entry)
         before = entry
-    return found
 
 
 def newest_turn(entries: Sequence[Entry]) -> int | None:

@@ -352,37 +352,19 @@ class DeltaReader(files.FilesReader):
         had = "" if add.rows is None else f"; it had {add.rows:,} rows"
         self._gone(what, self._spans_of(add), others, add.rows or 0, had)
 
-    def gaps(self) -> Sequence[Unproven]:
-        found = []
+    def gaps(self) -> Iterator[Unproven]:
         if any(add.has_deletions for add in self._added()):
-            found.append(
-                gap(
-                    f"rows of {self.name} that deletion vectors hide",
-                    "they are not read here: rows may be counted that readers do not see",
-                )
-            )
+            why = "they are not read here: rows may be counted that readers do not see"
+            yield gap(f"rows of {self.name} that deletion vectors hide", why)
         mapping = dict((self.log.state.metadata or {}).get("configuration") or {})
         if mapping.get("delta.columnMapping.mode", "none") != "none":
-            found.append(
-                Unproven(
-                    f"columns of {self.name}", "the table maps their names, which is not read here", True
-                )
-            )
+            yield gap(f"columns of {self.name}", "the table maps their names, which is not read here")
         if self._foreign_rows:
-            found.append(
-                Unproven(
-                    f"{self._foreign_rows:,} rows of {self.name}",
-                    "somebody else wrote them into the table; they name no record",
-                )
-            )
+            why = "somebody else wrote them into the table; they name no record"
+            yield Unproven(f"{self._foreign_rows:,} rows of {self.name}", why)
         if self._entries and self._entries[0].number > 0:
-            found.append(
-                Unproven(
-                    f"entries 0 to {self._entries[0].number - 1} of {self.name}",
-                    "the table's log was cleaned up; its rows are compared all the same",
-                )
-            )
-        return found
+            what = f"entries 0 to {self._entries[0].number - 1} of {self.name}"
+            yield Unproven(what, "the table's log was cleaned up; its rows are compared all the same")
 
 
 def _leads_to(before: Entry, after: Entry) -> bool:

@@ -20,7 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.audit.lineage import NOWHERE, PARTS, LineageBatch, Offsets, as_ranges, split_struct
+from holdfast.audit.lineage import (
+    NOWHERE,
+    PARTS,
+    LineageBatch,
+    Offsets,
+    as_ranges,
+    partitions_of,
+    split_struct,
+)
 from holdfast.audit.model import Fate, Finding, Range, ranges_text
 from holdfast.audit.sinks.base import (
     LINEAGE,
@@ -245,19 +253,13 @@ def with_places(
 def rows_at(path: str, place: Place, offset: int) -> list[int]:
     """The numbers of a file's rows that were made of one record."""
     found: list[int] = []
+    first = 0
     with _telling():
-        for first, batch in _batches(path, [LINEAGE]):
-            if LINEAGE not in batch.schema.names:
-                break
-            topic, partition, at = (pc.struct_field(batch.column(LINEAGE), name) for name in PARTS[:3])
-            if pa.types.is_dictionary(topic.type):
-                topic = topic.dictionary_decode()
-            same = pc.and_(
-                pc.and_(pc.equal(topic, place.topic), pc.equal(partition, place.partition)),
-                pc.equal(at, offset),
-            )
-            hits = np.flatnonzero(pc.fill_null(same, False).to_numpy(zero_copy_only=False))
-            found += [first + int(hit) for hit in hits]
+        for table in tables(path, ()):
+            for topic, partition, rows, offsets in partitions_of(table):
+                if (topic, partition) == (place.topic, place.partition):
+                    found += (first + rows[offsets == offset]).tolist()
+            first += table.num_rows
     return found
 
 

@@ -26,7 +26,7 @@ it is, and what was sent again is a record of the source with a place of its own
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +35,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.admin.errors import ClusterError
-from holdfast.audit.lineage import LineageBatch, as_ranges, split_columns
+from holdfast.audit.compare import finding
+from holdfast.audit.lineage import LineageBatch, split_columns
 from holdfast.audit.model import Fate, Finding, Unproven, gap
 from holdfast.audit.record_walk import await_decided
 from holdfast.audit.sinks import headers
@@ -78,6 +79,10 @@ class Writer:
     previous: Entry | None = None
     sent: dict[int, Sent] = field(default_factory=dict)
     """By the number of an entry, what this writer says that it has of it."""
+
+    @property
+    def number(self) -> int:
+        return -1 if self.last is None else self.last.number
 
 
 @dataclass
@@ -124,22 +129,19 @@ class TopicLedger:
         newest = self._newest()
         if newest is None:
             return False
-        number = _number(newest.last)
-        done = {at for at, each in self.writers.items() if each.last and each.last.number == number}
+        done = {at for at, each in self.writers.items() if each.number == newest.number}
         return not done >= set(range(newest.writers))
 
     def _newest(self) -> Writer | None:
         """The writer with the newest batch."""
-        known = [each for each in self.writers.values() if each.last is not None]
-        return max(known, key=lambda each: _number(each.last), default=None)
+        known = (each for each in self.writers.values() if each.last is not None)
+        return max(known, key=lambda each: each.number, default=None)
 
     def entries(self) -> list[Entry]:
         """Those kept, ascending, up to where the sink stands."""
         standing = self.standing()
-        if standing is None:
-            return []
-        found = _merged(each.entries for each in self.writers.values())
-        return [found[number] for number in sorted(found) if number <= standing.number]
+        found = {number: each for writer in self.writers.values() for number, each in writer.entries.items()}
+        return [found[at] for at in sorted(found) if standing is not None and at <= standing.number]
 
     def disagreements(self) -> list[str]:
         """Numbers under which writers keep different entries."""
@@ -162,17 +164,6 @@ class TopicLedger:
                 rows = sum(each.rows for each in shares)
                 if rows != entry.rows:
                     yield f"the writers have {rows} rows of the entry {number}, which has {entry.rows}"
-
-
-def _number(entry: Entry | None) -> int:
-    return -1 if entry is None else entry.number
-
-
-def _merged(parts: Iterable[Mapping[int, Entry]]) -> dict[int, Entry]:
-    found: dict[int, Entry] = {}
-    for part in parts:
-        found.update(part)
-    return found
 
 
 # ---------------------------------------------------------------------------- kafka
@@ -319,14 +310,8 @@ class TopicReader:
             if batch.num_rows == 0:
                 continue
             where = f"{self.topic}-{batch.column('partition')[0].as_py()}"
-            _, places = self._known(batch)
-            for found in split_columns(
-                places.topics,
-                pa.array(places.partitions),
-                pa.array(places.offsets),
-                pa.array(places.indexes),
-                where=where,
-            ):
+            topics, *numbers = self._known(batch)[1]
+            for found in split_columns(topics, *map(pa.array, numbers), where=where):
                 self._note_again(found)
                 yield found
 
@@ -372,30 +357,20 @@ class TopicReader:
 
     # -------------------------------------------------------------------- what is wrong
 
-    def problems(self) -> Sequence[Finding]:
-        details = [f"{self.ledger_topic}: {each}" for each in self._ledger.troubles]
-        details += [f"{self.ledger_topic}: {each}" for each in self._ledger.disagreements()]
+    def problems(self) -> Iterator[Finding]:
+        wrong = (*self._ledger.troubles, *self._ledger.disagreements())
+        details = [f"{self.ledger_topic}: {each}" for each in wrong]
         if self._ranges is None and self.entries():
             details.append(f"the topic {self.topic} is gone, and the ledger {self.ledger_topic} has entries")
         if not self._has_ledger and self.own:
             details.append(
                 f"there is no ledger {self.ledger_topic}, and {self.topic} holds {self.own:,} records of the pipeline"
             )
-        found = [Finding(Fate.ALTERED, self.name, detail=each) for each in details]
+        yield from (Finding(Fate.ALTERED, self.name, detail=each) for each in details)
         for key, offsets in self._again.items():
-            ranges = as_ranges(np.unique(np.asarray(offsets, np.int64)))
+            again = np.unique(np.asarray(offsets, np.int64))
             what = f"it was proven before, and {self.topic} has it now, behind what it held then"
-            found.append(
-                Finding(
-                    Fate.DUPLICATED,
-                    self.name,
-                    self._known_places[key],
-                    tuple(ranges),
-                    len(offsets),
-                    detail=what,
-                )
-            )
-        return found
+            yield finding(Fate.DUPLICATED, self.name, self._known_places[key], again, what, len(offsets))
 
     @property
     def _compacted(self) -> int:
@@ -407,24 +382,15 @@ class TopicReader:
         fault. Known after its records were read."""
         return sum(self._dropped.values()) + self._compacted
 
-    def gaps(self) -> Sequence[Unproven]:
-        found = []
-        dropped = self._dropped
-        if dropped and self.entries():
-            found.append(
-                gap(
-                    f"what {self.topic} held below the offsets it begins with",
-                    "it has dropped "
-                    + ", ".join(f"{count:,} of partition {number}" for number, count in dropped.items()),
-                )
-            )
+    def gaps(self) -> Iterator[Unproven]:
+        if self._dropped and self.entries():
+            counts = (f"{count:,} of partition {number}" for number, count in self._dropped.items())
+            what = f"what {self.topic} held below the offsets it begins with"
+            yield gap(what, f"it has dropped {', '.join(counts)}")
         if self._compacted:
-            found.append(gap(f"{self._compacted:,} offsets of {self.topic}", "they were compacted away"))
+            yield gap(f"{self._compacted:,} offsets of {self.topic}", "they were compacted away")
         if self.foreign:
-            found.append(
-                Unproven(f"{self.foreign:,} records of {self.topic}", "they are not this pipeline's")
-            )
-        return found
+            yield Unproven(f"{self.foreign:,} records of {self.topic}", "they are not this pipeline's")
 
     def close(self) -> None:
         self._connections.close()

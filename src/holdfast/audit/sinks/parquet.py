@@ -208,9 +208,8 @@ class ParquetReader(files.FilesReader):
             else:
                 self._check_rows(directory)
 
-    def _holes(self) -> list[Finding]:
+    def _holes(self) -> Iterator[Finding]:
         """Numbers that are missing; only those of the ledger of today have to begin at a known number."""
-        found: list[Finding] = []
         before: Directory | None = None
         for directory in self._directories:
             expected = 0 if before is None else before.number + 1
@@ -220,9 +219,8 @@ class ParquetReader(files.FilesReader):
                 is_current = before is None or before.number >= self._forgotten_below
                 earlier = before.entries[-1] if before and before.entries and is_current else None
                 later = directory.entries[0] if directory.entries else None
-                found += hole_findings(self.name, f"{names} missing from {self.path}", earlier, later)
+                yield from hole_findings(self.name, f"{names} missing from {self.path}", earlier, later)
             before = directory
-        return found
 
     def _check_rows(self, directory: Directory) -> None:
         """A batch whose files hold more or fewer rows than its entries say."""
@@ -281,24 +279,14 @@ class ParquetReader(files.FilesReader):
         names = ", ".join(os.path.basename(path) for path in suspects[:FILES_NAMED])
         return f"{what}, in {names}"
 
-    def gaps(self) -> Sequence[Unproven]:
-        found = []
+    def gaps(self) -> Iterator[Unproven]:
         old = [each for each in self._directories if each.number < self._forgotten_below]
         if old:
-            found.append(
-                Unproven(
-                    f"{len(old)} batches of {self.name} from before a reset",
-                    "readers see their rows, and no ledger counts them; rows that were taken again are there twice",
-                )
-            )
+            why = "readers see their rows, and no ledger counts them; rows that were taken again are there twice"
+            yield Unproven(f"{len(old)} batches of {self.name} from before a reset", why)
         if self._oddments:
-            found.append(
-                Unproven(
-                    f"{', '.join(self._oddments[:FILES_NAMED])} in {self.path}",
-                    "it is in no batch, and holds no rows as far as can be seen",
-                )
-            )
-        return found
+            what = f"{', '.join(self._oddments[:FILES_NAMED])} in {self.path}"
+            yield Unproven(what, "it is in no batch, and holds no rows as far as can be seen")
 
 
 def _identity(path: str) -> Any:

@@ -185,19 +185,22 @@ class PostgresReader:
         return sql.Identifier(self._sink.schema_name, self._sink.table)
 
     @property
+    def _where(self) -> str:
+        return f"{self._sink.schema_name}.{self._sink.table}"
+
+    @property
     def _has_lineage(self) -> bool:
         return all(name in self.column_types for name in LINEAGE_COLUMNS)
 
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         self.rows_seen = 0
-        where = f"{self._sink.schema_name}.{self._sink.table}"
         if not self._has_lineage:
-            yield from self._nameless(where)
+            yield from self._nameless()
             return
         for table in self._texts(LINEAGE_COLUMNS, scope=scope):
             self.rows_seen += table.num_rows
             yield from split_columns(
-                *(table.column(name).combine_chunks() for name in LINEAGE_COLUMNS), where=where
+                *(table.column(name).combine_chunks() for name in LINEAGE_COLUMNS), where=self._where
             )
 
     def _slices(self) -> tuple[list[sql.Composable], sql.Composable]:
@@ -227,7 +230,7 @@ class PostgresReader:
             for first in range(0, blocks, step)
         ], sql.SQL("")
 
-    def _nameless(self, where: str) -> Iterator[LineageBatch]:
+    def _nameless(self) -> Iterator[LineageBatch]:
         """Rows of a table without lineage: somebody else's, if the pipeline never wrote there."""
         if not self.column_types or not self._entries:
             return
@@ -239,7 +242,7 @@ class PostgresReader:
         self.rows_seen = count
         if count:
             nowhere = np.full(count, -1, np.int64)
-            yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
+            yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), self._where)
 
     def _texts(
         self,
@@ -327,7 +330,7 @@ class PostgresReader:
             return
         wanted = self.column_types if columns is None else (*LINEAGE_COLUMNS, *columns)
         for table in self._texts([name for name in wanted if name != CONTENT]):
-            yield Values(self._as_values(table), f"{self._sink.schema_name}.{self._sink.table}")
+            yield Values(self._as_values(table), self._where)
 
     def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
         if not self._has_lineage:
@@ -345,7 +348,6 @@ class PostgresReader:
     def find(self, place: Place, offset: int) -> list[str]:
         if not self._has_lineage:
             return []
-        where = f"{self._sink.schema_name}.{self._sink.table}"
         shown = self._sink.key or ()
         listed = sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier(name)) for name in shown)
         with self._explained():
@@ -359,53 +361,31 @@ class PostgresReader:
         rows = erased_at(self.erased, place, offset)
         for ctid, index, *values in found:
             keys = ", ".join(f"{name}={value}" for name, value in zip(shown, values, strict=True))
-            rows.append(
-                f"{where} row {ctid}" + (f" ({keys})" if keys else "") + (f" #{index}" if index else "")
-            )
+            number = f" #{index}" if index else ""
+            rows.append(f"{self._where} row {ctid}" + (f" ({keys})" if keys else "") + number)
         return rows
 
     # -------------------------------------------------------------------- what is wrong
 
-    def problems(self) -> Sequence[Finding]:
-        found = list(self._found)
+    def problems(self) -> Iterator[Finding]:
+        yield from self._found
         where = f"{self._sink.schema_name}.{LEDGER}"
-        found += number_holes(self.name, self._entries, where)
+        yield from number_holes(self.name, self._entries, where)
         counted = sum(entry.rows for entry in self._entries)
         if not self.column_types and counted:
-            found.append(
-                Finding(
-                    Fate.ALTERED,
-                    self.name,
-                    detail=f"the table {self._sink.schema_name}.{self._sink.table} is gone; its ledger counts "
-                    f"{counted:,} rows",
-                )
-            )
+            detail = f"the table {self._where} is gone; its ledger counts {counted:,} rows"
+            yield Finding(Fate.ALTERED, self.name, detail=detail)
         if not self._has_ledger and self.rows_seen:
-            found.append(
-                Finding(
-                    Fate.ALTERED,
-                    self.name,
-                    detail=f"{where} is gone, and {self._sink.table} holds {self.rows_seen:,} rows of the pipeline",
-                )
-            )
-        return found
+            detail = f"{where} is gone, and {self._sink.table} holds {self.rows_seen:,} rows of the pipeline"
+            yield Finding(Fate.ALTERED, self.name, detail=detail)
 
-    def gaps(self) -> Sequence[Unproven]:
+    def gaps(self) -> Iterator[Unproven]:
         if self.column_types and not self._has_lineage and not self._entries:
-            return [
-                Unproven(
-                    f"rows of {self._sink.schema_name}.{self._sink.table}",
-                    "they were there before the pipeline: the table has no lineage, and its ledger no entry",
-                )
-            ]
-        if self._has_ledger and not self._entries and self.rows_seen:
-            return [
-                gap(
-                    f"{self.rows_seen:,} rows of {self._sink.schema_name}.{self._sink.table}",
-                    f"{LEDGER} has no entry of the sink: it was reset, or somebody removed them",
-                )
-            ]
-        return []
+            why = "they were there before the pipeline: the table has no lineage, and its ledger no entry"
+            yield Unproven(f"rows of {self._where}", why)
+        elif self._has_ledger and not self._entries and self.rows_seen:
+            why = f"{LEDGER} has no entry of the sink: it was reset, or somebody removed them"
+            yield gap(f"{self.rows_seen:,} rows of {self._where}", why)
 
     def close(self) -> None:
         self._connection.close()
