@@ -16,7 +16,7 @@ Nothing here says that a row is right: only that it is the one that was written.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from holdfast.admin.brokers import Brokers, committed_metadata
 from holdfast.admin.errors import ClusterError
-from holdfast.audit.compare import RANGES_MAX
+from holdfast.audit.compare import finding
 from holdfast.audit.ledgers import heads_path
 from holdfast.audit.lineage import LineageBatch, as_ranges
-from holdfast.audit.model import AuditError, Fate, Finding, Unproven, gap
+from holdfast.audit.model import AuditError, Fate, Finding, Range, Unproven, gap
 from holdfast.audit.sinks.base import ContentBatch, ErasedRows, SinkReader, SinkScope
 from holdfast.audit.sinks.kafka import DeadLetters
 from holdfast.pipeline.definition.fingerprint import canonical
@@ -186,21 +186,16 @@ def erasures(reader: SinkReader, keeper: Keeper) -> tuple[list[ErasedRows], list
     return found, unproven
 
 
-def erased_findings(reader: SinkReader) -> list[Finding]:
+def erased_findings(reader: SinkReader) -> Iterator[Finding]:
     """Those rows, for the report."""
-    return [
-        Finding(
-            Fate.ERASED,
-            reader.name,
-            None if known is None else known[0],
-            tuple(as_ranges(np.unique(batch.offsets))[:RANGES_MAX]) if known is not None else (),
-            len(batch),
-            detail=each.words,
-        )
-        for each in reader.erased
-        for batch in each.places
-        for known in [each.entry.positions.of(batch.topic, batch.partition)]
-    ]
+    for each in reader.erased:
+        for batch in each.places:
+            known = each.entry.positions.of(batch.topic, batch.partition)
+            if known is None:
+                yield Finding(Fate.ERASED, reader.name, count=len(batch), detail=each.words)
+            else:
+                offsets = np.unique(batch.offsets)
+                yield finding(Fate.ERASED, reader.name, known[0], offsets, each.words, len(batch))
 
 
 # ---------------------------------------------------------------------------- one sink
@@ -239,7 +234,7 @@ def check(
         return Unaltered(
             reader.name, why=keeper.lost, findings=(Finding(Fate.ALTERED, reader.name, detail=detail),)
         )
-    found = _sealed(reader, entries, keeper.key, witnesses)
+    found = [*_sealed(reader, entries, keeper.key, witnesses)]
     lacks_column = reader.keeps_digests is False
     if lacks_column and content is not None and content.total:
         detail = "its rows had their digests beside them, and the column _hf_content is gone, or the table is"
@@ -302,16 +297,13 @@ def gone(sink: str, witnesses: Sequence[Witness]) -> list[Finding]:
 
 def _sealed(
     reader: SinkReader, entries: Sequence[Entry], key: DigestKey, witnesses: Sequence[Witness]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """What is wrong with the chain of the ledger and its head."""
-    found = [
-        Finding(
-            Fate.ALTERED,
-            reader.name,
-            detail=f"entry {entry.number} of its ledger was altered, or the one before it: the chain is broken there",
+    for entry in broken_links(entries, key):
+        what = (
+            f"entry {entry.number} of its ledger was altered, or the one before it: the chain is broken there"
         )
-        for entry in broken_links(entries, key)
-    ]
+        yield Finding(Fate.ALTERED, reader.name, detail=what)
     by_number = {entry.number: entry for entry in entries}
     newest = entries[-1]
     for witness in sorted(witnesses):
@@ -323,8 +315,7 @@ def _sealed(
             what = f"entry {witness.number} of its ledger is not the one that was written"
         else:
             continue  # it began anew since, on purpose; or the entry is not kept
-        found.append(Finding(Fate.ALTERED, reader.name, detail=f"{what}, as {witness.who} says"))
-    return found
+        yield Finding(Fate.ALTERED, reader.name, detail=f"{what}, as {witness.who} says")
 
 
 @dataclass
@@ -335,6 +326,11 @@ class _Counting:
     trusted: int = field(default=0, init=False)
     why: str = field(default="", init=False)
     findings: list[Finding] = field(default_factory=list, init=False)
+
+    def _altered(
+        self, detail: str, place: Place | None = None, ranges: tuple[Range, ...] = (), count: int = 0
+    ) -> None:
+        self.findings.append(Finding(Fate.ALTERED, self.reader.name, place, ranges, count, detail=detail))
 
 
 @dataclass
@@ -367,18 +363,16 @@ class _Kept(_Counting):
         assert content is not None
         known = {(place.topic, place.partition): place for place in self.newest.positions.at}
         for (topic, partition), offsets in sorted(self._damaged.items(), key=str):
-            ranges = as_ranges(np.unique(np.array(offsets[:DAMAGED_MAX], np.int64)))
+            named = np.unique(np.array(offsets[:DAMAGED_MAX], np.int64))
             place = known.get((topic, partition))
             detail = f"{len(offsets):,} rows are not those that were written: their digest is another"
-            self.findings.append(
-                Finding(Fate.ALTERED, self.reader.name, place, tuple(ranges), len(offsets), detail=detail)
-            )
+            self._altered(detail, place, tuple(as_ranges(named)), len(offsets))
         if self.total != content.total:
             detail = (
                 "the rows of the table are not those that its ledger knows of: rows were removed, added, or older ones "
                 "put back"
             )
-            self.findings.append(Finding(Fate.ALTERED, self.reader.name, detail=detail))
+            self._altered(detail)
             self.unaltered = 0
 
 
@@ -431,11 +425,9 @@ class _Summed(_Counting):
             self.trusted += earlier
             self.why = RESET
         elif earlier:
-            detail = f"{earlier:,} rows are from before its ledger began"
-            self.findings.append(Finding(Fate.ALTERED, self.reader.name, count=earlier, detail=detail))
+            self._altered(f"{earlier:,} rows are from before its ledger began", count=earlier)
         if beyond and self.reader.is_exact:
-            detail = f"{beyond:,} rows belong to no entry of its ledger"
-            self.findings.append(Finding(Fate.ALTERED, self.reader.name, count=beyond, detail=detail))
+            self._altered(f"{beyond:,} rows belong to no entry of its ledger", count=beyond)
 
     def _judge_one(self, entry: Entry, before: Entry | None, rows: int, digest: int) -> None:
         content = entry.content
@@ -473,17 +465,7 @@ class _Summed(_Counting):
             which = f"of the entries up to {entry.number}"
         detail = f"the rows {which} of its ledger are not those that were written: their digest is another"
         spans = [(place, span) for place, span in sorted(entry.range.spans.items()) if span.offsets]
-        if not spans:
-            self.findings.append(Finding(Fate.ALTERED, self.reader.name, count=max(1, rows), detail=detail))
-            return
-        place, span = spans[0]
-        self.findings.append(
-            Finding(
-                Fate.ALTERED,
-                self.reader.name,
-                place,
-                ((span.start, span.end - 1),),
-                max(1, rows),
-                detail=detail + ("" if len(spans) == 1 else f" (the batch has {len(spans)} partitions)"),
-            )
-        )
+        if len(spans) > 1:
+            detail += f" (the batch has {len(spans)} partitions)"
+        place, span = spans[0] if spans else (None, None)
+        self._altered(detail, place, () if span is None else ((span.start, span.end - 1),), max(1, rows))

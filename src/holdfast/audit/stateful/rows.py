@@ -297,7 +297,8 @@ class Recorder:
         for number, place in enumerate(() if before is None else before.places):
             if before is not None and place in self._parts:
                 part = before.slice_of(number)
-                self._parts[place].append(before.as_table().slice(part.start, part.stop - part.start))
+                if part.start < part.stop:
+                    self._parts[place].append(before.as_table().slice(part.start, part.stop - part.start))
                 self._greatest[place] = before.greatest[number]
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:

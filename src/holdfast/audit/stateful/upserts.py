@@ -22,6 +22,7 @@ from holdfast.audit.lineage import partitions_of
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Said
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.stateful.rows import Codes, Flags, KeysDiffer, KeySpace, Numbers, Rows, key_text, sorting
+from holdfast.audit.stateful.windows import lasts
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
 from holdfast.pipeline.definition.naming import IS_DELETED
 from holdfast.pipeline.definition.streams import merge_key
@@ -132,11 +133,7 @@ def ranks(column: pa.ChunkedArray) -> Numbers:
 def standing(keys: Codes, reaching: Numbers, turns: Numbers) -> Numbers:
     """Of each key the record that was written last; `reaching` are rows in the order of their places."""
     order = reaching[sorting(keys[reaching], turns[reaching], reaching)]
-    if len(order) == 0:
-        return order
-    is_last = np.ones(len(order), np.bool_)
-    is_last[:-1] = np.diff(keys[order]) != 0
-    return np.sort(order[is_last])
+    return np.sort(lasts(order, keys))
 
 
 class UpsertCheck:

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -85,26 +84,24 @@ class Told:
     def add(self, fate: Fate, which: Numbers, describe: Describe) -> None:
         for number in which[:NAMED_MAX].tolist():
             key, detail = describe(number)
-            keys = (key,) if key else ()
-            self.found.append(
-                Finding(fate, self._sink, count=1, keys=keys, detail=f"step {self._step!r}: {detail}")
-            )
+            self.say(fate, detail, key)
         more = len(which) - NAMED_MAX
         if more > 0:
-            self.found.append(
-                Finding(fate, self._sink, count=more, detail=f"step {self._step!r}: {more} more like these")
-            )
+            self.say(fate, f"{more} more like these", count=more)
+
+    def say(self, fate: Fate, detail: str, key: str = "", count: int = 1) -> None:
+        keys = (key,) if key else ()
+        detail = f"step {self._step!r}: {detail}"
+        self.found.append(Finding(fate, self._sink, count=count, keys=keys, detail=detail))
 
 
-def record_findings(fate: Fate, sink: str, rows: Rows, which: Numbers, detail: str) -> list[Finding]:
+def record_findings(fate: Fate, sink: str, rows: Rows, which: Numbers, detail: str) -> Iterator[Finding]:
     """Records that were wrongly treated, by partition."""
-    found = []
     for number, place in enumerate(rows.places):
         part = rows.slice_of(number)
         offsets = rows.offsets[which[(which >= part.start) & (which < part.stop)]]
         if len(offsets):
-            found.append(finding(fate, sink, place, np.sort(offsets), detail))
-    return found
+            yield finding(fate, sink, place, np.sort(offsets), detail)
 
 
 def time_text(time_ms: int) -> str:
@@ -234,9 +231,7 @@ class WindowCheck:
                 return self._cannot("its key cannot be compared with the source's", str(error))
             self._compare(due, held, theirs)
         self._account = replace(self._account, windows=len(held) + hidden, records=int(held.counts.sum()))
-        return Examined(
-            tuple(self._told.found), tuple(self._unproven), (self._account,), coverage=tuple(self._coverage())
-        )
+        return Examined.of((*self._told.found, *self._unproven, self._account, *self._coverage()))
 
     def _coverage(self) -> Iterator[ColumnCoverage]:
         made, step = self._recomputed, self._taken.step
@@ -249,10 +244,7 @@ class WindowCheck:
 
     def _cannot(self, what: str, why: str) -> Examined:
         name = f"the windows of step {self._taken.step.name!r} in sink {self._reader.name!r}"
-        return Examined(unproven=(gap(f"{name}: {what}", why),), windows=(self._account,))
-
-    def _gap(self, what: str, why: str) -> None:
-        self._unproven.append(gap(what, why))
+        return Examined.of((gap(f"{name}: {what}", why), self._account))
 
     # -------------------------------------------------------------------- what the sink has
 
@@ -364,7 +356,7 @@ class WindowCheck:
         if len(old) != self._known_rows - replaced:
             known = self._known_rows
             text = f"of {known:,} windows that were proven {replaced:,} were replaced, and {len(old):,} are there"
-            self._told.add(Fate.LOST, np.zeros(1, np.int64), partial(_say, text))
+            self._told.say(Fate.LOST, text)
 
     # -------------------------------------------------------------------- both together
 
@@ -385,11 +377,8 @@ class WindowCheck:
         if due.is_by_batch:
             self._recomputed[LINEAGE] = rows_in_order(rows, self._taken.step.key)
         for at, text in self._values(due, rows, keys, turns):
-            self._told.add(Fate.ALTERED, np.array([at]), partial(self._altered_value, rows, text))
-
-    def _altered_value(self, held: Held, text: str, row: int) -> tuple[str, str]:
-        span = span_text(int(held.starts[row]), int(held.ends[row]))
-        return self._held_key(held, row), f"the window {span}: {text}"
+            span = span_text(int(rows.starts[at]), int(rows.ends[at]))
+            self._told.say(Fate.ALTERED, f"the window {span}: {text}", self._held_key(rows, at))
 
     def _values(self, due: Due, held: Held, keys: Codes, turns: Numbers | None) -> Iterator[tuple[int, str]]:
         taken = self._taken
@@ -461,7 +450,7 @@ class WindowCheck:
             if has != must:
                 fate = Fate.LOST if has < must else Fate.EXTRA
                 text = f"{has} rows of batch {number} are there, and its ledger says {must}"
-                self._told.add(fate, np.zeros(1, np.int64), partial(_say, text))
+                self._told.say(fate, text)
 
     def _tell_compared(self, due: Windows, rows: Held, found: Compared) -> None:
         def lost(at: int) -> tuple[str, str]:
@@ -498,16 +487,14 @@ class WindowCheck:
         taken = self._taken
         name = f"of step {taken.step.name!r} in sink {self._reader.name!r}"
         if taken.measure.kind == "session" and taken.step.emit == "closed":
-            self._gap(
-                f"the sessions {name}",
-                "their key is computed by a step, and without it nobody can say which are closed; --spark can",
+            why = (
+                "their key is computed by a step, and without it nobody can say which are closed; --spark can"
             )
+            self._unproven.append(gap(f"the sessions {name}", why))
             return
         if self._is_upsert and len(later):
-            self._gap(
-                f"the windows {name}",
-                "their key is computed by a step, and later batches have replaced some of them",
-            )
+            why = "their key is computed by a step, and later batches have replaced some of them"
+            self._unproven.append(gap(f"the windows {name}", why))
             return
         others = [each for each in taken.step.key if each in held.table.column_names]
         theirs = KeySpace([held.table.column(each) for each in others], len(held)).codes
@@ -544,10 +531,6 @@ class WindowCheck:
     def _source_key(self, windows: Windows, at: int) -> str:
         keys = {} if self._taken.keys is None else self._taken.keys.columns
         return key_text(list(keys), keys, int(windows.sample[at]))
-
-
-def _say(text: str, _: int) -> tuple[str, str]:
-    return "", text
 
 
 def _difference(held: Held, row: int, due: Windows, at: int) -> str:

@@ -183,10 +183,14 @@ def last_states(windows: Windows) -> Windows:
     if len(windows) == 0:
         return windows
     order = sorting(windows.keys, windows.starts, windows.turns)
-    chosen = windows.where(order)
-    is_last = np.ones(len(chosen), np.bool_)
-    is_last[:-1] = (np.diff(chosen.keys) != 0) | (np.diff(chosen.starts) != 0)
-    return chosen.where(is_last)
+    return windows.where(lasts(order, windows.keys, windows.starts))
+
+
+def lasts(order: Numbers, *columns: Numbers) -> Numbers:
+    """The last of all that are alike in these columns, which the order goes by first."""
+    begins = changes(*(column[order] for column in columns))
+    ends = np.append(begins[1:], len(order)) if len(order) else begins
+    return np.asarray(order[ends - 1], np.int64)
 
 
 def changes(*columns: Numbers) -> Numbers:
@@ -240,16 +244,8 @@ class Held:
         at = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         if len(self) == 0 or (len(at) == len(self) and chosen.dtype == np.bool_):
             return self
-        return Held(
-            self.table.take(pa.array(at, pa.int64())),
-            [self.steps[each] for each in at.tolist()],
-            self.numbers[at],
-            self.indexes[at],
-            self.starts[at],
-            self.ends[at],
-            self.counts[at],
-            self.digests[at],
-        )
+        arrays = (getattr(self, each.name)[at] for each in fields(self)[2:])
+        return Held(self.table.take(pa.array(at)), [self.steps[each] for each in at.tolist()], *arrays)
 
 
 def held_rows(batches: Iterable[Values]) -> Held:
@@ -393,8 +389,4 @@ def joint_ids(columns: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numb
 def last_of_each(held: Held, keys: Codes) -> Numbers:
     """Of each key and start the row that was given out last."""
     order = sorting(keys, held.starts, held.numbers, held.indexes)
-    if len(order) == 0:
-        return order
-    is_last = np.ones(len(order), np.bool_)
-    is_last[:-1] = (np.diff(keys[order]) != 0) | (np.diff(held.starts[order]) != 0)
-    return np.sort(order[is_last])
+    return np.sort(lasts(order, keys, held.starts))
