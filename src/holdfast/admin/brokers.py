@@ -21,9 +21,16 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 from kio.schema.errors import ErrorCode
 
 from holdfast.admin.connection import Address, Connection, tls_context
-from holdfast.admin.errors import ClusterError, Refused, Unreachable, check, refused
+from holdfast.admin.errors import ClusterError, Refused, Unreachable, UnsupportedBroker, check, refused
 from holdfast.admin.settings import ConnectionSettings
-from holdfast.wire.api_keys import FIND_COORDINATOR, METADATA, OFFSET_FETCH
+from holdfast.wire.api_keys import (
+    CONSUMER_GROUP_DESCRIBE,
+    DESCRIBE_GROUPS,
+    FIND_COORDINATOR,
+    METADATA,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+)
 
 T = TypeVar("T")
 
@@ -32,8 +39,8 @@ KEY_TYPES: Final[Mapping[CoordinatorKind, int]] = {"group": 0, "transaction": 1}
 
 ANY_VERSION: Final = 99
 """Above every version there is."""
-OFFSET_FETCH_BY_NAME: Final = 9
-"""The last version of OffsetFetch that names topics; later ones have their ids."""
+OFFSETS_BY_NAME: Final = 9
+"""The last version of OffsetFetch and OffsetCommit that names topics; later ones have their ids."""
 
 PASSING: Final = frozenset(
     {
@@ -114,7 +121,11 @@ class Brokers:
         *,
         highest: int = ANY_VERSION,
     ) -> Any:
-        return self.ask_broker(self.coordinator_of(kind, key), api_key, fields, highest=highest)
+        try:
+            return self.ask_broker(self.coordinator_of(kind, key), api_key, fields, highest=highest)
+        except Unreachable:
+            self._coordinators.pop((kind, key), None)  # another broker may answer for it by now
+            raise
 
     def retried(self, attempt: Callable[[], T]) -> T:
         """What an attempt returns, retried while its refusal is one of `PASSING`."""
@@ -234,7 +245,7 @@ def committed(brokers: Brokers, group: str) -> dict[tuple[str, int], Committed]:
     request = {"group_id": group, "topics": None, "groups": [{"group_id": group, "topics": None}]}
 
     def ask() -> dict[tuple[str, int], Committed]:
-        answer = brokers.ask_coordinator("group", group, OFFSET_FETCH, request, highest=OFFSET_FETCH_BY_NAME)
+        answer = brokers.ask_coordinator("group", group, OFFSET_FETCH, request, highest=OFFSETS_BY_NAME)
         found = answer.groups[0] if hasattr(answer, "groups") else answer
         subject = f"cannot read the committed offsets of group '{group}'"
         check(found.error_code, subject)
@@ -252,3 +263,52 @@ def committed(brokers: Brokers, group: str) -> dict[tuple[str, int], Committed]:
         return offsets
 
     return brokers.retried(ask)
+
+
+def commit(brokers: Brokers, group: str, offsets: Mapping[tuple[str, int], tuple[int, str]]) -> None:
+    """Commit offsets, each with what shall stand beside it, to a group that has no members."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (topic, partition), (offset, metadata) in offsets.items():
+        topics.setdefault(topic, []).append(
+            {
+                "partition_index": partition,
+                "committed_offset": offset,
+                "committed_leader_epoch": -1,
+                "committed_metadata": metadata,
+            }
+        )
+    request = {
+        "group_id": group,
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "retention_time_ms": -1,
+        "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+    }
+
+    def ask() -> None:
+        answer = brokers.ask_coordinator("group", group, OFFSET_COMMIT, request, highest=OFFSETS_BY_NAME)
+        for topic in answer.topics:
+            for each in topic.partitions:
+                what = f"cannot commit {topic.name}-{each.partition_index} for group '{group}'"
+                check(each.error_code, what)
+
+    brokers.retried(ask)
+
+
+def member_count(brokers: Brokers, group: str) -> int:
+    """How many members a group has, whichever protocol it speaks; none if there is no such group."""
+    request = {"include_authorized_operations": False, "groups": [group], "group_ids": [group]}
+
+    def ask(api_key: int) -> int:
+        [found] = brokers.ask_coordinator("group", group, api_key, request).groups
+        if found.error_code is ErrorCode.group_id_not_found:
+            return 0
+        check(found.error_code, f"cannot describe group '{group}'")
+        return len(found.members)
+
+    try:
+        count = brokers.retried(lambda: ask(CONSUMER_GROUP_DESCRIBE))
+    except UnsupportedBroker:
+        count = 0  # it knows the classic protocol alone
+    return count or brokers.retried(lambda: ask(DESCRIBE_GROUPS))

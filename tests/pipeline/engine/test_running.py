@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
+from kio.schema.errors import ErrorCode
 
+from holdfast.admin import brokers
+from holdfast.admin.errors import refused
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import AlreadyRunning, DefinitionWrong, EnvironmentFails, Unbalanced
 from holdfast.pipeline.definition.model import Filter
@@ -251,12 +253,10 @@ class TestMonitoring:
     def test_a_group_that_cannot_be_written_is_only_told(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from confluent_kafka import KafkaError, KafkaException
+        def refuse(*_: Any) -> None:
+            raise refused("cannot commit", ErrorCode.group_authorization_failed)
 
-        def refuse(*_: Any, **__: Any) -> None:
-            raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
-
-        monkeypatch.setattr(AdminClient, "alter_consumer_group_offsets", refuse)
+        monkeypatch.setattr(brokers, "commit", refuse)
         bench.produce_orders(3)
         bench.run()
         assert len(bench.sinks["main"].content) == 3

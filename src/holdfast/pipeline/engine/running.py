@@ -327,7 +327,7 @@ class Loop:
                 warm_up(spec)
                 self.lookups = Lookups(self.definition, self.home.path)
                 router = Router(self.spark, self.definition, self.lookups)
-                self.monitoring = self._monitoring()
+                self.monitoring = self._monitoring(cluster)
                 self._open_sinks(opened)
                 self.known = self._known(cluster)
                 self.workshop = Workshop(
@@ -358,10 +358,10 @@ class Loop:
         self._tell(Ended(self.summary.reason))
         return self.summary
 
-    def _monitoring(self) -> Monitoring | None:
+    def _monitoring(self, cluster: Cluster) -> Monitoring | None:
         if not self.shows_positions:
             return None
-        monitoring = Monitoring(self.deployed.settings, monitoring_group(self.definition), self.warn)
+        monitoring = Monitoring(cluster, monitoring_group(self.definition), self.warn)
         monitoring.refuse_members()
         return monitoring
 

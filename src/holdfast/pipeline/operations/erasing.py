@@ -179,7 +179,7 @@ def perform_erase(
         if any(done.values()):
             positions = {name: entry.positions for name, entry in ledgers.items() if entry is not None}
             texts = heads_of(ledgers, known.places)
-            Monitoring(deployed.settings, group, warn).show(lowest(positions), texts)
+            Monitoring(cluster, group, warn).show(lowest(positions), texts)
         erased = Erased(definition.name, plan.reason, done, plan.untouched)
         home.log(erased.as_json())
     return erased

@@ -267,7 +267,7 @@ class Refill(Loop):
     def _refuse_unsafe(self, source: SourceView) -> None:
         """Asked before, of the pipeline's own home."""
 
-    def _monitoring(self) -> Monitoring | None:
+    def _monitoring(self, cluster: Cluster) -> Monitoring | None:
         return None
 
     def _known(self, cluster: Cluster) -> KnownSinks:

@@ -264,7 +264,8 @@ class KafkaSinkWriter(Sink):
         """Fence every writer there ever was, then read what they have committed."""
         for attempt in range(TAKE_OVERS_MAX):
             try:
-                self._take_ids()
+                with self._opened.reading():
+                    self._take_ids()
                 return
             except SinkFenced:
                 self.close()

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -145,6 +145,27 @@ class LedgerTopic:
         self._settings = {**shared_settings(settings), **RECOVERY}
         self._seconds = ANSWER_SECONDS if is_writing else LOOK_SECONDS
         self._admin: AdminClient | None = None
+        self._kept: ExitStack | None = None
+        self._shared: Consumer | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Reads inside share a client: to make one costs more than to read a ledger."""
+        with ExitStack() as self._kept:
+            try:
+                yield
+            finally:
+                self._kept = self._shared = None
+
+    @contextmanager
+    def _reader(self) -> Iterator[Consumer]:
+        if self._kept is None:
+            with closing(self._consumer()) as consumer:
+                yield consumer
+            return
+        if self._shared is None:
+            self._shared = self._kept.enter_context(closing(self._consumer()))
+        yield self._shared
 
     @property
     def admin(self) -> AdminClient:
@@ -199,6 +220,7 @@ class LedgerTopic:
                 self.admin.create_partitions([NewPartitions(self.name, writers)]),
                 KafkaError.INVALID_PARTITIONS,
             )
+        self._shared = None  # a client that has seen fewer partitions does not find the new ones at once
         return self._until(self.name, writers)
 
     def _until(self, topic: str, partitions: int) -> int:
@@ -224,16 +246,16 @@ class LedgerTopic:
         count = self.partitions(self.name)
         if count == 0:
             return []
-        with closing(self._consumer()) as consumer:
+        with self._reader() as consumer:
             return [self._last(consumer, partition) for partition in range(count)]
 
     def read_one(self, partition: int) -> Last:
-        with closing(self._consumer()) as consumer:
+        with self._reader() as consumer:
             return self._last(consumer, partition)
 
     def has_records(self, topic: str) -> bool:
         """Whether a partition of the topic has any."""
-        with closing(self._consumer()) as consumer:
+        with self._reader() as consumer:
             for partition in range(self.partitions(topic)):
                 low, high = self._watermarks(consumer, topic, partition)
                 if high > low:
@@ -293,6 +315,7 @@ class LedgerTopic:
                 headers: Any = message.headers() or ()
                 found = message.value(), dict(headers).get(HOLDER, b"").decode()
             elif error.code() == KafkaError._PARTITION_EOF:
+                consumer.unassign()  # it would ask for more
                 return found
             elif not error.retriable() and error.code() != KafkaError._TRANSPORT:
                 raise SinkError(f"sink {self._sink!r}: reading {self.name}: {error.str()}")

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.names import METADATA_TOPIC
-from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.context import Fields, Packed, RequestContext
 from holdfast.broker.node.directories import LogDirectory
 from holdfast.broker.node.dispatch import MODULES
 from holdfast.broker.node.handlers.administration import OPERATIONS_NOT_ASKED, brokers_on, cluster_operations
@@ -19,11 +20,12 @@ from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
 from holdfast.wire.apis import API_VERSIONS, APIS, BY_KEY, FEATURES, supported_features
+from holdfast.wire.messages import encode_response
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
-def api_versions(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
+def api_versions(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields | Packed:
     """ApiVersions (18), versions 0 to 4: what this broker offers, in the versions Kafka 4.3 offers it.
 
     A client that asks in a version we do not know gets UNSUPPORTED_VERSION in version 0, with the range we do
@@ -33,7 +35,15 @@ def api_versions(node: ClusterServices, context: RequestContext, request: Any, n
         for text in (request.client_software_name, request.client_software_version):
             if not _SOFTWARE.fullmatch(text):
                 return {"error_code": ErrorCode.invalid_request, "api_keys": []}
-    return {
+    image = node.metadata.image
+    return Packed([_offered(context.version, image.last_offset, frozenset(image.features.items()))])
+
+
+@lru_cache(maxsize=16)
+def _offered(version: int, epoch: int, levels: frozenset[tuple[str, int]]) -> bytes:
+    """Every connection begins by asking, and the answer is long: it is encoded again when it has changed."""
+    features = dict(levels)
+    fields = {
         "error_code": 0,
         "api_keys": [
             {"api_key": api.key, "min_version": api.min, "max_version": api.max}
@@ -42,20 +52,17 @@ def api_versions(node: ClusterServices, context: RequestContext, request: Any, n
         ],
         "supported_features": [
             {"name": feature.name, "min_version": feature.min, "max_version": feature.max}
-            for feature in supported_features(context.version)
+            for feature in supported_features(version)
         ],
-        "finalized_features_epoch": node.metadata.image.last_offset,
+        "finalized_features_epoch": epoch,
         "finalized_features": [
             {"name": f.name, "max_version_level": level, "min_version_level": level}
             for f in FEATURES
-            if (
-                level := node.metadata.image.features.get(
-                    f.name, f.finalized if f.name == "kraft.version" else 0
-                )
-            )
+            if (level := features.get(f.name, f.finalized if f.name == "kraft.version" else 0))
         ],
         "zk_migration_ready": False,
     }
+    return encode_response(API_VERSIONS, version, fields)
 
 
 def unsupported() -> Fields:
