@@ -12,13 +12,15 @@ import contextlib
 import os
 import random
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 from tests.audit.soundness.certificates import forged
 from tests.audit.soundness.judging import noticed, promised
+from tests.audit.soundness.programs import make_program
 from tests.audit.soundness.strokes import STROKES, damage
-from tests.audit.soundness.worlds import Estate, lived
+from tests.audit.soundness.worlds import Estate, World, lived
 from tests.support.tiers import by_tier
 
 from holdfast.pipeline.sinks.base import RowsRejected
@@ -70,6 +72,26 @@ def play(estate: Estate, seed: int) -> list[str]:
 def test_damage_is_never_passed_over_and_a_sound_pipeline_never_accused(part: int, estate: Estate) -> None:
     wrong = [line for seed in in_part(part) for line in play(estate, seed)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_an_upsert_in_delta_took_before_it_was_reset_is_no_fault(estate: Estate) -> None:
+    def is_one(seed: int) -> bool:
+        sinks = make_program(seed).sinks
+        return [(sink.kind, sink.words.get("mode")) for sink in sinks] == [("merge", None)]
+
+    seed = next(filter(is_one, count(50_000)))
+    world = World(estate, estate.directory / "worlds" / str(seed), seed)
+    try:
+        world.begin()
+        for _ in range(2):
+            world.produce(10)
+            world.run()
+        world.reset()
+        world.run()
+        outcome = world.audit()
+        assert outcome.exit_code in (0, 4), outcome.why()
+    finally:
+        world.end()
 
 
 def test_every_damage_has_its_turn() -> None:

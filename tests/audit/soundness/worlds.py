@@ -187,6 +187,8 @@ class World:
     were_reset: set[str] = field(default_factory=set)
     have_some_twice: set[str] = field(default_factory=set)
     """Sinks that were reset to a place before the one they stood at, and not emptied before."""
+    have_some_of_nobody: set[str] = field(default_factory=set)
+    """Upserts that were reset: what does not come again keeps a row that names no record (docs/GAPS.md)."""
     has_new_column: bool = False
     """By a change of the definition: what it means for rows of before is not asked of an audit."""
 
@@ -314,13 +316,15 @@ class World:
             self.history.append(what)
 
     def reset(self) -> None:
-        sink = self.chance.choice(self.program.sinks).name
-        plan = plan_reset(self.definition, sinks=[sink])
+        sink = self.chance.choice(self.program.sinks)
+        plan = plan_reset(self.definition, sinks=[sink.name])
         perform_reset(plan)
-        self.were_reset.add(sink)
+        self.were_reset.add(sink.name)
         if plan.sinks[0].replayed:
-            self.have_some_twice.add(sink)
-        self.history.append(f"reset {sink}")
+            self.have_some_twice.add(sink.name)
+        elif sink.kind in ("upsert", "merge"):
+            self.have_some_of_nobody.add(sink.name)
+        self.history.append(f"reset {sink.name}")
 
     def refill(self) -> None:
         """A sink of files is lost, and written again from the log."""

@@ -234,7 +234,7 @@ class DeltaReader(files.FilesReader):
         if entry is not None and entry.erased is not None:
             self._check_erasure(commit, entry)
             return
-        if entry is not None and self._is_merged:
+        if self._is_merged and (entry is not None or commit.version <= self._reset_in):
             return  # what came and went is held against the keys of the records, and against the digests
         if entry is not None:
             added = sum(self._rows_of(add) for add in commit.adds)
