@@ -28,6 +28,8 @@ from tests.audit.soundness.worlds import World
 FAILED: Final = frozenset({1})
 NOT_PASSED: Final = frozenset({1, 3, 4})
 LINEAGE: Final = "_hf"
+SPANS: Final = ("valid_from", "valid_to", "is_current")
+"""Of a version: they follow from the table's other rows."""
 Chance = random.Random
 
 
@@ -148,6 +150,17 @@ def change_cell(world: World, sink: Sink, chance: Chance) -> Damage:
         raise Undone
     file.write()
     return Damage(f"a cell of {column} is changed", sink.name, (column,))
+
+
+def change_span(world: World, sink: Sink, chance: Chance) -> Damage:
+    """A version begins or ends at another time, or says of itself that it is current, or is not."""
+    if sink.words.get("mode") != "scd2":
+        raise Undone
+    file = _file(world, sink, chance)
+    row, column = chance.choice(file.rows), chance.choice(SPANS)
+    row[column] = other(row[column], file.table.schema.field(column).type, chance)
+    file.write()
+    return Damage(f"{column} of a version is changed", sink.name, (column,))
 
 
 def cell_without_digest(world: World, sink: Sink, chance: Chance) -> Damage:
@@ -419,6 +432,18 @@ def change_ledger(world: World, sink: Sink, chance: Chance) -> Damage:
                 del entry["content"]
     path.write_text(json.dumps(entry))
     return Damage(f"an entry has another {what}", sink.name)
+
+
+def change_entry_digest(world: World, sink: Sink, chance: Chance) -> Damage:
+    """An entry says that other rows went to the sinks."""
+    found = [path for path in _ledger_files(world, sink) if json.loads(Path(path).read_text()).get("rows")]
+    if sink.kind != "parquet" or not found:
+        raise Undone
+    path = Path(chance.choice(found))
+    entry = json.loads(path.read_text())
+    entry["digests"]["main"] = f"{int(entry['digests']['main'], 16) ^ 1:016x}"
+    path.write_text(json.dumps(entry))
+    return Damage("an entry tells of other rows", sink.name)
 
 
 def row_and_ledger(world: World, sink: Sink, chance: Chance) -> Damage:

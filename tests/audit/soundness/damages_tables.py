@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import sql
-from tests.audit.soundness.damages import LINEAGE, Chance, Damage, Undone
+from tests.audit.soundness.damages import LINEAGE, SPANS, Chance, Damage, Undone
 from tests.audit.soundness.programs import Sink
 from tests.audit.soundness.worlds import World
 
@@ -80,9 +80,20 @@ def _json_changed(value: Any) -> Any:
 
 
 def change_table_cell(world: World, sink: Sink, chance: Chance) -> Damage:
+    names = [name for name in sorted(Table.of(world, sink).kinds) if name != CONTENT]
+    return _changed(world, sink, chance, chance.choice(names))
+
+
+def change_table_span(world: World, sink: Sink, chance: Chance) -> Damage:
+    """A version begins or ends at another time, or says of itself that it is current, or is not."""
+    if sink.words.get("mode") != "scd2":
+        raise Undone
+    return _changed(world, sink, chance, chance.choice(SPANS))
+
+
+def _changed(world: World, sink: Sink, chance: Chance, column: str) -> Damage:
     table = Table.of(world, sink)
     row = table.row(chance)
-    column = chance.choice([name for name in sorted(table.kinds) if name != CONTENT])
     name = sql.Identifier(column)
     kind = table.kinds[column]
     if kind == "jsonb":

@@ -2,6 +2,7 @@
 
 A sink is guarded more than once: what a comparison passes over, a digest may find, and a count. So a mutant that takes
 one guard away often takes those beside it away too, and what is left must not be enough for the seeds to be content.
+Beside each stands the damage that it is there for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+from tests.audit.soundness import damages, damages_tables, strokes
+from tests.audit.soundness.strokes import KINDS, Stroke
 
 from holdfast.audit import cells, content, ledgers, left, sink_judging, unaltered, versions
 from holdfast.audit.model import Examined, Fate
@@ -153,40 +156,70 @@ class Wrong(NamedTuple):
     """An audit that is wrong, and one that lacks only the guards beside that."""
 
     mutant: Mutant
+    passed_over: tuple[Stroke, ...]
+    """The damage that it does not see, where there is such a cell or row."""
     beside: Mutant = contextlib.nullcontext
+    kinds: tuple[str, ...] = KINDS
+    """Of the sinks that it concerns."""
 
 
 _books_and_digests: Final = _together(books_believed, digests_believed)
+_ANY_CELL: Final = (damages.change_cell, damages_tables.change_table_cell)
 MUTANTS: Final[Mapping[str, Wrong]] = {
-    "contents are not compared": Wrong(contents_unread),
-    "dead letters in tables are not compared": Wrong(letters_unread),
-    "nested values are not compared": Wrong(_without_type(pa.types.is_nested)),
-    "texts are not compared": Wrong(_without_type(pa.types.is_string)),
-    "numbers with a point are not compared": Wrong(_without_type(pa.types.is_floating)),
-    "times are not compared": Wrong(_without_type(pa.types.is_timestamp)),
-    "digests are believed": Wrong(digests_believed),
-    "the chain of entries is not followed": Wrong(_together(chain_believed, books_believed), books_believed),
-    "nobody knows how far a sink had come": Wrong(nobody_knows_how_far),
+    "contents are not compared": Wrong(contents_unread, (strokes.change_source,)),
+    "dead letters in tables are not compared": Wrong(letters_unread, (strokes.change_source_of_letter,)),
+    "nested values are not compared": Wrong(_without_type(pa.types.is_nested), (strokes.change_source,)),
+    "texts are not compared": Wrong(_without_type(pa.types.is_string), (strokes.change_source,)),
+    "numbers with a point are not compared": Wrong(
+        _without_type(pa.types.is_floating), (strokes.change_source,)
+    ),
+    "times are not compared": Wrong(_without_type(pa.types.is_timestamp), (strokes.change_source,)),
+    "digests are believed": Wrong(digests_believed, _ANY_CELL),
+    "the chain of entries is not followed": Wrong(
+        _together(chain_believed, books_believed),
+        (damages.change_ledger, damages_tables.change_table_ledger),
+        books_believed,
+    ),
+    "nobody knows how far a sink had come": Wrong(
+        nobody_knows_how_far, (damages.older_copy, damages_tables.older_table)
+    ),
     "what is lost is not missed": Wrong(
-        _together(_no_fate(Fate.LOST), _books_and_digests), _books_and_digests
+        _together(_no_fate(Fate.LOST), _books_and_digests),
+        (damages.drop_row, damages.remove_file, damages_tables.delete_table_row),
+        _books_and_digests,
     ),
     "what is there twice is not seen": Wrong(
-        _together(_no_fate(Fate.DUPLICATED), _books_and_digests), _books_and_digests
+        _together(_no_fate(Fate.DUPLICATED), _books_and_digests),
+        (damages.double_row, damages.copy_file, damages_tables.double_table_row),
+        _books_and_digests,
     ),
     "values of windows are not computed again": Wrong(
-        _together(windows_unread, digests_believed), digests_believed
+        _together(windows_unread, digests_believed),
+        (strokes.change_source_of_window, *_ANY_CELL),
+        digests_believed,
     ),
     "upserts are not compared": Wrong(
         _together(upserts_unread, digests_believed, contents_unread),
+        (damages.drop_row, damages.replace_row, damages_tables.delete_table_row),
         _together(digests_believed, contents_unread),
+        ("upsert", "merge"),
     ),
-    "spans of versions are not made again": Wrong(spans_believed),
-    "ledgers are believed": Wrong(_together(books_believed, chain_believed), chain_believed),
+    "spans of versions are not made again": Wrong(
+        spans_believed, (damages.change_span, damages_tables.change_table_span)
+    ),
+    "ledgers are believed": Wrong(
+        _together(books_believed, chain_believed), (damages.change_entry_digest,), chain_believed
+    ),
 }
 """Of the audit alone."""
-WRITTEN: Final[Mapping[str, Mutant]] = {
-    "a digest is not bound to its row": _together(digest_without_place, contents_unread),
-    "a digest is not bound to its columns": _together(digest_without_columns, contents_unread),
-    "nested values are in no digest": _together(digest_without_nested, contents_unread),
+WRITTEN: Final[Mapping[str, Wrong]] = {
+    "a digest is not bound to its row": Wrong(
+        _together(digest_without_place, contents_unread),
+        (damages.swap_cells, damages_tables.swap_table_cells, damages.replace_row),
+    ),
+    "a digest is not bound to its columns": Wrong(
+        _together(digest_without_columns, contents_unread), (damages.swap_columns,)
+    ),
+    "nested values are in no digest": Wrong(_together(digest_without_nested, contents_unread), _ANY_CELL),
 }
 """Of the pipeline too: worlds are made with them."""

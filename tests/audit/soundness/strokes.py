@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -319,14 +319,16 @@ TO_FILES: Final[tuple[Stroke, ...]] = (
     files.swap_columns, files.drop_row, files.double_row, files.replace_row, files.remove_file, files.cut_file,
     files.copy_file, files.swap_files, files.rename_partition, files.rename_partition, files.lose_directory,
     files.lose_last_batch, files.older_copy, files.older_copy_and_home, files.change_ledger, files.row_and_ledger,
-    files.row_and_ledger_gone, change_source, change_source, change_source_of_window,
+    files.row_and_ledger_gone, files.change_entry_digest, change_source, change_source, change_source_of_window,
 )  # fmt: skip
-TO_MERGED: Final[tuple[Stroke, ...]] = (*TO_FILES, files.cell_without_digest, files.cell_without_digest)
+TO_MERGED: Final[tuple[Stroke, ...]] = (
+    *TO_FILES, files.cell_without_digest, files.cell_without_digest, files.change_span, files.change_span,
+)  # fmt: skip
 TO_TABLES: Final[tuple[Stroke, ...]] = (
     tables.change_table_cell, tables.change_table_cell, tables.change_table_cell, tables.change_table_cell,
     tables.swap_table_cells, tables.swap_table_cells, tables.delete_table_row, tables.double_table_row,
     tables.table_cell_without_digest, tables.drop_table, tables.drop_table_and_ledger, tables.older_table,
-    tables.change_table_ledger, change_source,
+    tables.change_table_ledger, tables.change_table_span, tables.change_table_span, change_source,
 )  # fmt: skip
 TO_TOPICS: Final[tuple[Stroke, ...]] = (
     change_message, change_message, change_message, change_message, trim_topic, lose_topic, change_source,
@@ -354,12 +356,25 @@ BY_KIND: Final[Mapping[str, tuple[Stroke, ...]]] = {
 STROKES: Final = tuple(dict.fromkeys((*TO_MERGED, *TO_TABLES, *TO_TOPICS, *TO_ALL)))
 
 
-def damage(world: World, chance: Chance) -> Damage | None:
-    """Some damage to this world, first the one whose turn it is by the seed; nothing if none could be done."""
-    wanted = STROKES[world.seed % len(STROKES)]
-    sinks = [sink for sink in world.program.sinks if wanted in (*BY_KIND[sink.kind], *TO_ALL)]
-    tries = [(sink, wanted) for sink in chance.sample(sinks, len(sinks))]
-    for _ in range(12):
+KINDS: Final = tuple(BY_KIND)
+
+
+def can(stroke: Stroke, sink: Sink, kinds: Collection[str] = KINDS) -> bool:
+    """Whether such damage is done to this kind of sink."""
+    return sink.kind in kinds and stroke in (*BY_KIND[sink.kind], *TO_ALL)
+
+
+def damage(
+    world: World, chance: Chance, only: Sequence[Stroke] = (), kinds: Collection[str] = KINDS
+) -> Damage | None:
+    """Some damage to this world, first the one whose turn it is by the seed; nothing if none could be done.
+
+    With `only`, it is one of those, to a sink of these kinds.
+    """
+    wanted = only or (STROKES[world.seed % len(STROKES)],)
+    tries = [(sink, each) for each in wanted for sink in world.program.sinks if can(each, sink, kinds)]
+    chance.shuffle(tries)
+    for _ in range(0 if only else 12):
         sink = chance.choice(world.program.sinks)
         tries.append((sink, chance.choice(TO_ALL if chance.random() < 0.15 else BY_KIND[sink.kind])))
     for sink, stroke in tries:
