@@ -50,8 +50,8 @@ class Estate:
         self.absence: Absence | None = None
         self.values: dict[Key, dict[int, bytes]] = {}
         """What readers of committed records must be shown, by partition and offset."""
-        self.doubtful: set[bytes] = set()
-        """Values that were refused when the disk failed: nobody knows what became of them."""
+        self.doubtful: set[bytes | tuple[str, Key, int]] = set()
+        """Values and positions that were refused when the disk failed: nobody knows what became of them."""
         self.ends: dict[Key, int] = {}
         self.topic_ids: dict[str, str] = {}
         self.positions: dict[tuple[str, Key], int] = {}
@@ -213,8 +213,7 @@ class Estate:
         self._excuse(f"{key[0]}-{key[1]}", what)
 
     def commit(self) -> None:
-        key = self._some()
-        if key is None:
+        if (key := self._some()) is None:
             return
         group = self.rng.choice(GROUPS)
         offset = self.rng.randrange(1_000)
@@ -222,7 +221,9 @@ class Estate:
         self.trace.append(f"{group} commits {key} {offset}: {code.name}")
         if code is ErrorCode.none:
             self.positions[group, key] = offset
+            self.doubtful = {each for each in self.doubtful if each[:2] != (group, key)}
         else:
+            self.doubtful.add((group, key, offset))
             self._coordinator_refused("__consumer_offsets", 3, code, "commit")
 
     def _coordinator_refused(self, topic: str, count: int, code: ErrorCode, what: str) -> None:
@@ -331,7 +332,8 @@ class Estate:
         if code is ErrorCode.none:
             found = answer.topics[0].partitions[0]
             code = found.error_code
-            if code is ErrorCode.none and found.committed_offset != offset:
+            told = (group, key, found.committed_offset)
+            if code is ErrorCode.none and told[2] != offset and told not in self.doubtful:
                 raise Broken(f"{group} is told {found.committed_offset} of {key}, and committed {offset}")
         if code is not ErrorCode.none:
             self._coordinator_refused("__consumer_offsets", 3, code, f"position of {group}")

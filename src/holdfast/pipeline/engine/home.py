@@ -106,11 +106,10 @@ class Home:
 
     def note_definition(self, canonical: Mapping[str, Any]) -> None:
         """Keep what the newest batch was made by, and marks of those before it; written only when it differs."""
+        if self._noted_definition is canonical:
+            return
         kept = self._kept()
-        if self._noted_definition is not canonical and kept != {
-            **canonical,
-            EARLIER: (kept or {}).get(EARLIER),
-        }:
+        if kept != {**canonical, EARLIER: (kept or {}).get(EARLIER)}:
             earlier = dict((kept or {}).get(EARLIER) or {})
             for each in (self.kept_definition(), canonical):
                 earlier |= {} if each is None else marks_of(each)
