@@ -24,7 +24,7 @@ from bench.measures.observing import Observing
 from bench.measures.partitions100 import Partitions100
 from bench.measures.reader import Reader
 from bench.measures.recovery import Recovery
-from bench.measures.spark_latency import SparkLatency
+from bench.measures.spark_latency import SparkLatency, SparkStart
 from bench.measures.spark_pipeline import SparkBatches, SparkPipeline, SparkPostgres, SparkSlope
 from bench.measures.spark_serial import SparkSerial
 from bench.measures.spark_source import SparkFirstQuery, SparkSource
@@ -65,6 +65,7 @@ ALL: Final[tuple[Measure, ...]] = (
     SparkSlope(),
     SparkSerial(),
     SparkLatency(),
+    SparkStart(),
     SparkWindows(),
     SparkState(),
     SparkResume(),

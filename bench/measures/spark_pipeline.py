@@ -38,6 +38,7 @@ POSTGRES_RECORDS: Final = 400_000
 SMALL_BATCH: Final = 1_000
 SMALL_BATCHES: Final = 12
 MANY_PARTITIONS: Final = 200
+MANY_SINKS: Final = 10
 PHASES: Final = {
     "plan": "the plan, flushed",
     "stage": "reading, decoding, staging",
@@ -127,6 +128,14 @@ class SparkBatches(Measure):
             against=CONNECTOR,
         ),
         Row("batch of 200 partitions with 5 rows each", "s", "many.batch_s", below=1.0),
+        Row(
+            f"batch of 1,000 rows to {MANY_SINKS} Parquet sinks; to one",
+            "ms",
+            "sinks.many_ms",
+            "sinks.one_ms",
+            against="one sink",
+            at_most=1.5,
+        ),
     )
 
     def run(self, bench: Bench) -> MeasureResult:
@@ -144,8 +153,20 @@ class SparkBatches(Measure):
             def many_partitions() -> Metrics:
                 return {"batch_s": _settled(stand.ours_batches(many, MANY_PARTITIONS * 5)) / 1000}
 
+            def many_sinks() -> Metrics:
+                one = _settled(stand.ours_batches(small, SMALL_BATCH))
+                return {
+                    "one_ms": one,
+                    "many_ms": _settled(stand.ours_batches(small, SMALL_BATCH, MANY_SINKS)),
+                }
+
             return bench.alternate(
-                self.name, [Series("small", small_batches), Series("many", many_partitions)]
+                self.name,
+                [
+                    Series("small", small_batches),
+                    Series("many", many_partitions),
+                    Series("sinks", many_sinks),
+                ],
             )
 
 
@@ -288,9 +309,11 @@ class Stand:
         sink = {"url": url, "table": "orders", "mode": "upsert", "key": ["id"]}
         return timed(lambda: self.run(self.pipeline(topic, home).write("postgres", **sink)))
 
-    def ours_batches(self, topic: str, records: int) -> list[float]:
+    def ours_batches(self, topic: str, records: int, sinks: int = 1) -> list[float]:
         home = self.fresh()
-        pipeline = self.pipeline(topic, home, records).write("parquet", path=str(home / "out"))
+        pipeline = self.pipeline(topic, home, records)
+        for number in range(sinks):
+            pipeline = pipeline.write("parquet", path=str(home / f"out-{number}"), name=f"out-{number}")
         return [float(batch.duration_ms) for batch in self.run(pipeline)[1]]
 
     # -- plain Spark
