@@ -41,11 +41,14 @@ START_SECONDS_MAX: Final = 60.0
 LINE_SECONDS_MAX: Final = 900.0
 LOOK_SECONDS: Final = 0.05
 FIRSTS: Final = {
-    "first message": re.compile(r"\bconsume\b"),
-    "first pipeline row": re.compile(r"\bpipeline run\b"),
-    "first proof": re.compile(r"\baudit\b|\bpipeline audit\b"),
+    "first message": (re.compile(r"\bconsume\b"), re.compile(r"hello")),
+    "first pipeline row": (re.compile(r"\bpipeline run\b"), re.compile(r"written to \S+ +[1-9]")),
+    "first proof": (
+        re.compile(r"\baudit\b|\bpipeline audit\b"),
+        re.compile(r"lost 0, duplicated 0: (proven|unaltered)"),
+    ),
 }
-"""What has happened when a line like this has ended well."""
+"""What has happened when a line like the first has ended well and printed something like the second."""
 FOR_EVER_SECONDS: Final = 20.0
 """How long a program may run that never ends by itself."""
 ADDRESS: Final = "127.0.0.1:9092"
@@ -119,6 +122,8 @@ class Newcomer:
         path = f"{directory / 'environment' / 'bin'}:{kept['PATH']}"
         self.environment: Mapping[str, str] = {**kept, "PATH": path}
         self.broker: subprocess.Popen[bytes] | None = None
+        self.printed = ""
+        """By what was typed last."""
 
     def run_program(self, text: str) -> bool:
         is_test = "def test_" in text
@@ -131,6 +136,7 @@ class Newcomer:
 
     def type(self, line: str) -> bool:
         """Whether the line ended well, or began well if it goes on."""
+        self.printed = ""
         if re.search(r"\bholdfast serve\b", line):
             return self.broker is not None or self._serve(line)
         try:
@@ -138,11 +144,13 @@ class Newcomer:
                 ["/bin/sh", "-c", line],
                 cwd=self.checkout,
                 env=self.environment,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
                 timeout=LINE_SECONDS_MAX,
             )
         except subprocess.TimeoutExpired:
             return False
+        self.printed = done.stdout
         return done.returncode == 0
 
     def _serve(self, line: str) -> bool:
@@ -192,7 +200,9 @@ def main() -> int:
                 if not is_well:
                     failed.append(line)
                 happened = is_well and not each.is_program
-                for what in [what for what, like in waiting.items() if happened and like.search(line)]:
+                for what, (like, shown) in list(waiting.items()):
+                    if not (happened and like.search(line) and shown.search(newcomer.printed)):
+                        continue
                     watch.tell(f"== {what}")
                     del waiting[what]
                 if until not in waiting:

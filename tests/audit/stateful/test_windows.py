@@ -120,6 +120,17 @@ def handed_on(carried: Carried, turn: int, rows: int | None = None) -> Carried:
     return read
 
 
+def test_an_audit_goes_on_from_one_that_saw_no_record(world: type[World], sent: type[Sent]) -> None:
+    only = {"partition": 0, "customer": "a", "event": 0, "time": 0, "amount": 1}
+    play = made(world, sent, ([only], []), TUMBLING)
+    played = play.play()
+    first = play.audit(played, turns=(0, 0))
+    found = play.audit(played, turns=(0, None), before=handed_on(first.carried, 0))
+    assert found.examined.findings == ()
+    assert found.carried.rows is not None
+    assert found.carried.rows.rows.offsets.tolist() == [0]
+
+
 @EXAMPLES
 @given(
     history=histories(),
