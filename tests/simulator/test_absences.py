@@ -9,6 +9,7 @@ from tests.support.tiers import by_tier
 
 SEEDS = by_tier(quick=1, check=5, long=5)
 MORE_SEEDS = 150
+PARTS = 3
 
 
 @pytest.mark.sim
@@ -25,5 +26,11 @@ def test_many_more_things_are_away(kind: str) -> None:
     """One after the other, in a few lives of one broker: with `make long`."""
     for seed in range(SEEDS, MORE_SEEDS):
         play(seed, (kind,))
-    for seed in range(MORE_SEEDS):
+
+
+@pytest.mark.long
+@pytest.mark.sim
+@pytest.mark.parametrize("part", range(PARTS))
+def test_things_of_every_kind_are_away_in_turn(part: int) -> None:
+    for seed in range(part, MORE_SEEDS, PARTS):
         play(seed, rounds=4)
