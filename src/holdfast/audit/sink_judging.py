@@ -104,10 +104,13 @@ class SinkRows:
 
     def of(self, reader: SinkReader) -> Holding:
         if reader.name not in self.holdings:
-            numbers = self.numbers_rows and reader.kind != "dead_letter"
-            holding = Holding(reader.name, self.spans, numbers_rows=numbers)
+            is_main = reader.kind != "dead_letter"
+            holding = Holding(reader.name, self.spans, numbers_rows=self.numbers_rows and is_main)
             turn = self.turns.get(reader.name)
-            holding.add(_behind(reader.rows(SinkScope(self.spans, turn)), reader.takes, turn))
+            rows = _behind(reader.rows(SinkScope(self.spans, turn)), reader.takes, turn)
+            if self.numbers_rows and not is_main:  # a topic's do not say which row they are: nobody's count
+                rows = (replace(each, indexes=np.zeros_like(each.indexes)) for each in rows)
+            holding.add(rows)
             for each in reader.erased:
                 holding.add_erased(_behind(each.places, reader.takes, turn))
             self.holdings[reader.name] = holding

@@ -94,5 +94,19 @@ def test_what_an_upsert_in_delta_took_before_it_was_reset_is_no_fault(estate: Es
         world.end()
 
 
+def test_rows_of_one_record_may_all_be_dead_letters_in_a_table(estate: Estate) -> None:
+    def is_one(seed: int) -> bool:
+        program = make_program(seed)
+        words = [step.words for step in program.steps]
+        expands = next((at for at, each in enumerate(words) if "expand" in each), len(words))
+        turns_away = any(each.get("else") == "quarantine" for each in words[expands:])
+        return program.letters == "parquet" and turns_away
+
+    seed = next(filter(is_one, count(2589)))
+    with lived(estate, seed) as world:
+        outcome = world.audit()
+        assert not promised(world, outcome), outcome.why()
+
+
 def test_every_damage_has_its_turn() -> None:
     assert len(STROKES) <= 60, "300 seeds try each of them five times"
