@@ -142,6 +142,8 @@ def change_source(world: World, sink: Sink, chance: Chance) -> Damage:
     if sink.takes or sink.kind in ("upsert", "merge"):
         raise Undone
     origins = world.program.origins()
+    # An expression for a topic's value leaves the other columns out.
+    there = ("id", "who") if "value" in sink.words else tuple(origins)
     places = _places(world, sink)
     stored = [
         each
@@ -153,7 +155,9 @@ def change_source(world: World, sink: Sink, chance: Chance) -> Damage:
         assert each.value is not None
         found = flipped(world.program, each.bytes_at(each.value), chance)
         columns = (
-            () if found is None else tuple(name for name, origin in origins.items() if origin == found[1])
+            ()
+            if found is None
+            else tuple(name for name, origin in origins.items() if origin == found[1] and name in there)
         )
         if found is not None and columns:
             each.patch(each.value, found[0])
