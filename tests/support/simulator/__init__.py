@@ -11,6 +11,7 @@ with a readable trace when a rule is broken.
     producers, consumers, members, transactional, operators     the clients
     faults      what goes wrong, and how often it really did
     mutants     planted bugs that the checkers must catch
+    many        many seeds over several processes, each failure explained
 """
 
 from __future__ import annotations
