@@ -163,8 +163,14 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> Any:
-    """One dot for many tests that passed, where many workers run them."""
-    if report.passed and report.when == "call" and config.getoption("numprocesses", None):
+    """Where many workers run them: one dot for many tests that passed, and at once the name of one that failed."""
+    if not config.getoption("numprocesses", None):
+        return None
+    if report.failed:
+        category = "failed" if report.when == "call" else "error"
+        crash = getattr(report.longrepr, "reprcrash", None)
+        return category, f"\nFAILED {report.nodeid} {crash.message[:200] if crash else ''}\n", "FAILED"
+    if report.passed and report.when == "call":
         config.stash[PASSED] = config.stash.get(PASSED, 0) + 1
         return "passed", "." if config.stash[PASSED] % PASSED_PER_DOT == 0 else "", "PASSED"
     return None

@@ -26,9 +26,9 @@ from tests.support.tiers import by_tier
 from holdfast.pipeline.sinks.base import RowsRejected
 
 ONLY = os.environ.get("HOLDFAST_SOUNDNESS_SEED")
-SEEDS = int(os.environ.get("HOLDFAST_SOUNDNESS_SEEDS") or by_tier(quick=6, check=150, long=2000))
+SEEDS = int(os.environ.get("HOLDFAST_SOUNDNESS_SEEDS") or by_tier(quick=6, check=300, long=2000))
 FIRST = int(os.environ.get("HOLDFAST_SOUNDNESS_FIRST") or 0)
-PARTS = by_tier(quick=1, check=3, long=12)
+PARTS = by_tier(quick=1, check=4, long=12)
 CERTIFIED = 3
 """Of so many seeds one has its reports certified, and a certificate changed."""
 
