@@ -82,9 +82,10 @@ contracts: $(STAMP) ## the layers of docs/ARCHITECTURE.md
 sim: $(STAMP) ## the simulator: make sim SEEDS=100000 [FIRST=0]
 	$(BIN)/python -m tests.support.simulator --seeds $(SEEDS) $(if $(FIRST),--first $(FIRST))
 
+chaos: PYTEST_WORKERS = 2
 chaos: $(STAMP) ## long crash runs on real processes
-	$(BIN)/python -m pytest -m crash --long --crash-rounds=200 --chaos-seconds=120 --chaos-kills=50 --pipeline-kills=10 --timeout=1800 tests
-	HOLDFAST_GAMES=20 $(BIN)/python -m pytest --long --timeout=1800 tests/pipeline/state
+	$(PYTEST) -m crash --long --crash-rounds=200 --chaos-seconds=120 --chaos-kills=50 --pipeline-kills=10 --timeout=1800 tests
+	HOLDFAST_GAMES=20 $(PYTEST) --long --timeout=1800 tests/pipeline/state
 
 cluster: $(STAMP) ## a pipeline on a standalone Spark cluster of bare workers, some of which die
 	$(BIN)/python -m pytest --long --pipeline-kills=1 --timeout=1800 tests/cluster

@@ -34,6 +34,10 @@ class Tally:
     def __add__(self, other: Tally) -> Tally:
         return Tally(self.rows + other.rows, (self.digest + other.digest) & MASK)
 
+    def __sub__(self, other: Tally) -> Tally:
+        """Without the rows of `other`, all of which are in it."""
+        return Tally(self.rows - other.rows, (self.digest - other.digest) & MASK)
+
 
 def place_hash(topic: str, partition: int, offset: int) -> int:
     """The hash of one record's place, as an unsigned number."""

@@ -141,11 +141,16 @@ class DedupeOperator:
             until_to=given.high_ms + (REACH + 1) * self._within_ms - 1,
         )
         doubles = self._duplicates(judged, given.tally.rows, remembered, keys, context)
-        # Asked only where the answer can be yes: a query with another number in it is compiled anew for each batch.
-        dead, dead_to_ms = "false", context.next_watermark_ms
-        if dead_to_ms is not None and given.low_ms + REACH * self._within_ms <= dead_to_ms:
-            dead = f"_t + {REACH * self._within_ms}L <= {dead_to_ms}L"
-        return _count_judged(judged, doubles, dead)
+        from pyspark.sql import functions as f
+
+        doubled = tally_of(doubles.agg(*map(f.expr, _SUMS)).collect()[0])
+        verdict = _Verdict(given.tally - doubled, doubled, 0, doubles if doubled.rows else None)
+        # Asked only where the answer can be yes: it is a pass over the rows.
+        dead_to_ms = context.next_watermark_ms
+        if dead_to_ms is None or given.low_ms + REACH * self._within_ms > dead_to_ms:
+            return verdict
+        over = f"_t + {REACH * self._within_ms}L <= {dead_to_ms}L"
+        return replace(verdict, dead=verdict.others(judged, PLACE_COLUMNS).where(over).count())
 
     def _remembered(
         self, judged: DataFrame, verdict: _Verdict, keys: Sequence[_Key], context: OperatorContext
@@ -346,21 +351,6 @@ class _Verdict:
         theirs = doubles.selectExpr(*(f"{name} AS _dup{name}" for name in PLACE_COLUMNS))
         equal = " AND ".join(f"{own} = _dup{name}" for own, name in zip(columns, PLACE_COLUMNS, strict=True))
         return frame.join(_small(theirs, self.doubled.rows, BROADCAST_PLACES_MAX), f.expr(equal), kind)
-
-
-def _count_judged(judged: DataFrame, doubles: DataFrame, dead: str) -> _Verdict:
-    from pyspark.sql import functions as f
-
-    # How many there are is what is asked: Spark goes by the size of the files.
-    marked = judged.join(doubles.selectExpr("*", "true AS _dup"), list(PLACE_COLUMNS), "left")
-    sums = [f.expr(text) for text in (*_SUMS, f"count_if({dead}) AS dead")]
-    passed, doubled, dead_count = Tally(), Tally(), 0
-    for row in marked.groupBy("_dup").agg(*sums).collect():
-        if row["_dup"]:
-            doubled = tally_of(row)
-        else:
-            passed, dead_count = tally_of(row), row["dead"]
-    return _Verdict(passed, doubled, dead_count, doubles if doubled.rows else None)
 
 
 def _count_expired(context: OperatorContext) -> int:
