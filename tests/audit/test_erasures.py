@@ -85,7 +85,7 @@ def play(estate: Estate, seed: int) -> list[str]:
         return [f"seed {seed}: {line}; {world}" for line in wrong]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 + 4 * SEEDS)
 @pytest.mark.check
 def test_erased_rows_are_told_and_damage_beside_them_is_found(estate: Estate) -> None:
     wrong = [line for seed in range(SEEDS) for line in play(estate, seed)]

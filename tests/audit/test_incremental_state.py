@@ -38,9 +38,10 @@ from holdfast.pipeline.sinks.base import RowsRejected
 from holdfast.pipeline.sinks.erasing import WrongCondition
 
 ONLY = os.environ.get("HOLDFAST_SOUNDNESS_SEED")
-SEEDS = int(os.environ.get("HOLDFAST_SOUNDNESS_SEEDS") or by_tier(quick=0, check=2, long=300))
-FIRST = (5, 12, 54)
-"""Seeds with duplicates into an upsert, with windows and duplicates into PostgreSQL, with windows and an upsert."""
+SEEDS = int(os.environ.get("HOLDFAST_SOUNDNESS_SEEDS") or by_tier(quick=0, check=3, long=300))
+FIRST = (4, 5, 12, 54)
+"""Seeds with a change in PostgreSQL a moment before the audit, with duplicates into an upsert, with windows and
+duplicates into PostgreSQL, with windows and an upsert."""
 ALONE = (16, 20, 24)
 """Seeds of the tests that ask for a pipeline of their own."""
 
@@ -127,7 +128,10 @@ def play(estate: Estate, seed: int, state: Path) -> list[str]:
                 chance.choice(operations)()
             world.run()
         done = damage(world, random.Random(f"damage {seed}"))
-        if done is not None and done.sink and not done.is_of_source and "kafka" not in done.sink:
+        # Old records of a topic are looked at by each twelfth audit.
+        topics = ["dead-letter"] if world.program.letters == "topic" else []
+        topics += [each.name for each in world.program.sinks if each.kind == "kafka"]
+        if done is not None and done.sink and not done.is_of_source and done.sink not in topics:
             try:
                 full_code = whole(auditor).exit_code()
             except AuditError as error:

@@ -215,7 +215,8 @@ def _content(held: Held, row: Row) -> dict[str, Any]:
 def alter_value(plan: Plan, held: Held, chance: random.Random) -> Stroke:
     row = chance.choice(_batch(held, chance))
     name = chance.choice(sorted(set(row.values) - {"reason", "_key"}))
-    row.values[name] = _changed(row.values[name], chance)
+    old = row.values[name]
+    row.values[name] = b"x" if old is None and name == "key" else _changed(old, chance)
     return Stroke(f"{name} is changed", held.name, [_of(row)], fates=frozenset({"altered"}))
 
 

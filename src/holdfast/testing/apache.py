@@ -375,7 +375,6 @@ class ApacheKafka(Topics):
                 return
             except ApacheKafkaFailed:
                 self.kill()
-                # In the whole log: hundreds of lines of shutting down follow the reason for it.
                 if attempt == START_ATTEMPTS or b"Address already in use" not in self.log_file.read_bytes():
                     raise
                 self._choose_ports()
@@ -473,7 +472,11 @@ class ApacheKafka(Topics):
         atexit.unregister(self.kill)
 
     def _quote(self) -> str:
-        return f"its log {self.log_file} ends:\n{self.log_tail()}"
+        """The errors before the end: hundreds of lines of shutting down follow the reason for it."""
+        text = self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
+        errors = [line for line in text.splitlines() if " ERROR " in line or " FATAL " in line]
+        told = "\n".join(errors[-LOG_QUOTE_LINES:]) or "no error"
+        return f"its log {self.log_file} tells of:\n{told}\nand ends:\n{self.log_tail()}"
 
     def _choose_ports(self) -> None:
         self.port, self.controller_port = free_ports(2)

@@ -219,7 +219,7 @@ def played(game: Game, way: str, bench: Bench, directory: Path) -> dict[str, lis
     for kind in ("steps", "sinks"):
         for each in document[kind]:
             [words] = each.values()
-            if words["name"] in game.unproven:
+            if words["name"] in game.unproven and "parquet" not in each:
                 words["unordered"] = True
             if kind == "sinks":  # each way has a place of its own
                 words |= {
