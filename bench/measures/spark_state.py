@@ -411,7 +411,7 @@ class Job:
 
     def run_to_end(self) -> None:
         if self._start().wait():
-            raise SystemExit(f"the job failed; see {self._home / 'job.log'}")
+            raise RuntimeError(f"the job failed; see {self._home / 'job.log'}")
 
     def start_and_kill(self) -> None:
         """Killed while it starts: its locks and leftovers are there, the records are not done."""
@@ -425,7 +425,7 @@ class Job:
         process = self._start()
         while self._commits() == before:
             if process.poll():
-                raise SystemExit(f"the job failed; see {self._home / 'job.log'}")
+                raise RuntimeError(f"the job failed; see {self._home / 'job.log'}")
             time.sleep(0.02)
         seconds = time.monotonic() - begun
         process.wait()
