@@ -353,14 +353,21 @@ class ParquetSinkWriter(Sink):
                 "was committed. Bring it back"
             ) from error
         layout = held if batch.is_empty else self._layout(held, rows)
-        aside = os.path.join(store.control, "aside", batch.label)
-        with explained(self.name, store.path):
-            store.disk.create_directory(aside)
-            self._open.append(aside)
+        aside = self._directory("aside", batch)
+        self._open.append(aside)
         if batch.is_empty or layout is None:
             return PreparedParquet(store, aside, layout, [], self.key)
         written = self._write(batch, rows, layout.columns, aside)
         return PreparedParquet(store, aside, layout, written, self.key)
+
+    def _directory(self, what: str, batch: Batch) -> str:
+        """Of this attempt alone: it is not durable, and goes at the next start."""
+        above = os.path.join(self.store.control, what)
+        made = os.path.join(above, batch.label)
+        with explained(self.name, self.store.path):
+            self.store.disk.make_directory(above)
+            self.store.disk.make_directory(made)
+        return made
 
     def _layout(self, held: Layout | None, rows: DataFrame) -> Layout:
         by = self.definition.partition_by
@@ -376,9 +383,7 @@ class ParquetSinkWriter(Sink):
 
     def _write(self, batch: Batch, rows: DataFrame, columns: StructType, aside: str) -> list[WrittenFile]:
         disk, by = self.store.disk, self.definition.partition_by
-        scratch = os.path.join(self.store.control, "scratch", batch.label)
-        with explained(self.name, self.store.path):
-            disk.create_directory(scratch)
+        scratch = self._directory("scratch", batch)
         definition = self.definition
         files = FileSet(scratch, by, definition.file_bytes, definition.compression.lower(), disk, self.key)
         try:
