@@ -34,6 +34,12 @@ def test_no_seed_breaks_a_rule(chunk: int) -> None:
         assert total.operations[kind, outcome], f"{kind}: {outcome} never happened in {PER_CHUNK} seeds"
 
 
+@pytest.mark.sim
+def test_a_directory_is_there_after_a_killed_start_and_a_power_loss() -> None:
+    """The second start rests on a name that the killed one had left in memory alone."""
+    run_seed(8164)
+
+
 EVERY_FAULT = (
     "power loss",
     "process kill",

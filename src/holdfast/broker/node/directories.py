@@ -234,6 +234,9 @@ class LogDirectory:
                 "stop that one first or choose another data directory"
             ) from None
         self.meta = checkpoints.read_meta_properties(fs, self.path)
+        if self.meta is not None:
+            # A start that died may have left the name in memory alone, and the metadata log will rest on it.
+            fs.flush_directory(self.path)
         recovery_points = self._read(checkpoints.RECOVERY_POINT_FILE, say)
         self.recovery_points_known = recovery_points is not None or self.meta is None
         self.recovery_points = recovery_points or {}
