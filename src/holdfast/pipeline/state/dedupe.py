@@ -133,6 +133,8 @@ class DedupeOperator:
     def _verdict(
         self, judged: DataFrame, given: _Route, keys: Sequence[_Key], context: OperatorContext
     ) -> _Verdict:
+        from pyspark.sql import functions as f
+
         if not given.tally.rows:
             return _Verdict(Tally(), Tally(), 0, None)
         remembered = context.frame(
@@ -141,8 +143,6 @@ class DedupeOperator:
             until_to=given.high_ms + (REACH + 1) * self._within_ms - 1,
         )
         doubles = self._duplicates(judged, given.tally.rows, remembered, keys, context)
-        from pyspark.sql import functions as f
-
         doubled = tally_of(doubles.agg(*map(f.expr, _SUMS)).collect()[0])
         verdict = _Verdict(given.tally - doubled, doubled, 0, doubles if doubled.rows else None)
         # Asked only where the answer can be yes: it is a pass over the rows.
