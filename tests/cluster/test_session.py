@@ -48,6 +48,8 @@ def test_what_is_for_this_machine_is_not_set_for_a_cluster(tmp_path: Path) -> No
     far = session_settings(str(tmp_path), "spark://elsewhere:7077", {})
     assert near["spark.driver.host"] == "127.0.0.1"
     assert near["spark.python.daemon.module"] == "holdfast.pipeline.worker_daemon"
+    assert near["spark.executorEnv.HOLDFAST_LOCAL_CORES"] == "2"
+    assert "spark.executorEnv.HOLDFAST_LOCAL_CORES" not in far
     assert not {"spark.driver.host", "spark.driver.bindAddress", "spark.python.daemon.module"} & far.keys()
     assert far["spark.speculation"] == near["spark.speculation"] == "false"
     with pytest.raises(SettingFixed, match=r"spark\.speculation"):

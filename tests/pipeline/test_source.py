@@ -100,6 +100,23 @@ def test_a_batch_query_takes_the_range_it_is_given(source: SparkSession, bootstr
     assert values(frame.load().collect()) == wanted(range(3, 7))
 
 
+def test_a_query_makes_as_many_tasks_as_go_on_the_cores_of_this_machine(
+    source: SparkSession, bootstrap: str
+) -> None:
+    make_topic(bootstrap, "many", 3)
+    send(bootstrap, "many", range(60_000), 3)
+    given = options(bootstrap, "many")
+    cores = source.sparkContext.defaultParallelism
+    for more, tasks in (
+        ({}, min(cores, 3)),
+        ({"minPartitions": "5"}, 5),
+        ({"maxRecordsPerPartition": "10000"}, 6),
+    ):
+        frame = source.read.format("holdfast").options(**given, **more).load()
+        assert frame.rdd.getNumPartitions() == tasks
+    assert frame.count() == 60_000
+
+
 def test_a_stream_goes_on_where_its_checkpoint_says_and_takes_new_partitions(
     source: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:

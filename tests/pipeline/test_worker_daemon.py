@@ -20,5 +20,7 @@ worker_daemon.main()
 
 
 def test_a_worker_does_not_look_for_garbage_among_the_modules_that_the_daemon_has_loaded() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["True", "True", "True"]

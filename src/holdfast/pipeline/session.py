@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.class_archive import ClassArchive
 from holdfast.pipeline.cluster.places import is_remote
-from holdfast.pipeline.core.spark_settings import FIXED, changed
+from holdfast.pipeline.core.spark_settings import FIXED, LOCAL_CORES, changed
 from holdfast.pipeline.java import find_java
 from holdfast.pipeline.worker_python import quick_python
 
@@ -254,7 +254,10 @@ def session_settings(
 ) -> dict[str, str]:
     """Every setting of the session; those of the definition win over defaults, and cannot change what is fixed."""
     refuse_fixed(settings)
-    local = {**LOCAL_DEFAULTS, SHUFFLE: str(local_cores(master))} if master.startswith("local") else {}
+    local: dict[str, str] = {}
+    if master.startswith("local"):
+        cores = str(local_cores(master))
+        local = {**LOCAL_DEFAULTS, SHUFFLE: cores, f"spark.executorEnv.{LOCAL_CORES}": cores}
     ours = {
         **DEFAULTS,
         **local,

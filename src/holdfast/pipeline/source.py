@@ -13,6 +13,7 @@ process of the driver's and read in the workers, straight from Kafka's record ba
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,17 @@ import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from holdfast.pipeline.core.spark_settings import LOCAL_CORES
 from holdfast.pipeline.guards import check_positions
 from holdfast.pipeline.packing import Task, pack
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
-from holdfast.pipeline.source_options import Edge, SourceOptionError, SourceOptions, parse_options
+from holdfast.pipeline.source_options import (
+    MAX_RECORDS,
+    Edge,
+    SourceOptionError,
+    SourceOptions,
+    parse_options,
+)
 from holdfast.reader import Cluster, Isolation, OffsetSpec, TopicInfo, TopicPartition
 
 if TYPE_CHECKING:
@@ -84,8 +92,13 @@ class PieceReader:
 
 
 def pieces(batch: BatchRange, options: SourceOptions) -> list[_Piece]:
-    """By what there is to read: Spark plans a source in a process that knows neither session nor cluster."""
-    tasks = pack(batch, None, at_least=options.min_partitions, worth=options.max_records)
+    """As many as there are cores in a session of ours on this machine; elsewhere nobody knows, and it goes by what there
+    is to read."""
+    cores = os.environ.get(LOCAL_CORES)
+    if cores and not options.max_records:
+        tasks = pack(batch, int(cores), at_least=options.min_partitions)
+    else:
+        tasks = pack(batch, None, at_least=options.min_partitions, worth=options.max_records or MAX_RECORDS)
     return [_Piece(task, options.settings, options.isolation) for task in tasks]
 
 

@@ -51,8 +51,8 @@ class SourceOptions:
     ending: Edge = "latest"
     max_offsets: int = MAX_OFFSETS
     min_partitions: int = 1
-    max_records: int = MAX_RECORDS
-    """Of a partition of Spark's."""
+    max_records: int = 0
+    """Of a partition of Spark's; 0: as many as go on the cores where those are known, else `MAX_RECORDS`."""
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     assigned: frozenset[TopicPartition] = field(default_factory=frozenset)
     """The only partitions to read; empty: all of them."""
@@ -90,7 +90,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         ending=_edge(known, "endingOffsets", "endingTimestamp", "latest"),
         max_offsets=_count(known, "maxOffsetsPerTrigger", MAX_OFFSETS),
         min_partitions=_count(known, "minPartitions", 1),
-        max_records=_count(known, "maxRecordsPerPartition", MAX_RECORDS),
+        max_records=_count(known, "maxRecordsPerPartition", 0),
         isolation="read_uncommitted" if isolation == "read_uncommitted" else "read_committed",
     )
 

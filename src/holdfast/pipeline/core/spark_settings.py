@@ -56,6 +56,9 @@ AS_GOOD: Final = {
     "spark.sql.parquet.outputTimestampType": {"timestamp_micros"},
 }
 """Other values, in lower case, that come to the same."""
+LOCAL_CORES: Final = "HOLDFAST_LOCAL_CORES"
+"""In the environment of the Python processes of a session on this machine alone: how many tasks run at a time. The one
+that plans a source knows neither session nor cluster."""
 OF_OLD: Final = "legacy"
 """In the name of a setting of Spark's SQL: it brings back what an older version computed."""
 
