@@ -92,8 +92,8 @@ class PieceReader:
 
 
 def pieces(batch: BatchRange, options: SourceOptions) -> list[_Piece]:
-    """As many as there are cores in a session of ours on this machine; elsewhere nobody knows, and it goes by what there
-    is to read."""
+    """As many as there are cores in a session of ours on this machine; elsewhere nobody knows how many there are, and
+    the number follows what there is to read."""
     cores = os.environ.get(LOCAL_CORES)
     if cores and not options.max_records:
         tasks = pack(batch, int(cores), at_least=options.min_partitions)

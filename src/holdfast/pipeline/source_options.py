@@ -17,8 +17,8 @@ from holdfast.reader import TopicPartition
 
 MAX_OFFSETS = 2_000_000
 MAX_RECORDS = 250_000
-"""Of a task: a tenth of a second's work or more. What a task costs by itself is a tenth of that, in Spark, the worker and
-the broker together; a batch of the usual size still makes eight tasks."""
+"""Of a task, where the cores are not known: a tenth of a second's work or more. A task by itself costs a few hundredths
+in Spark, worker and broker, so it should be no smaller; a batch of the usual size makes eight."""
 IGNORED = frozenset(
     {"path", "includeheaders", "fetchoffset.numretries", "fetchoffset.retryintervalms", "groupidprefix"}
 )
