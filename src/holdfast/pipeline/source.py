@@ -25,13 +25,7 @@ from holdfast.pipeline.core.spark_settings import LOCAL_CORES
 from holdfast.pipeline.guards import check_positions
 from holdfast.pipeline.packing import Task, pack
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
-from holdfast.pipeline.source_options import (
-    MAX_RECORDS,
-    Edge,
-    SourceOptionError,
-    SourceOptions,
-    parse_options,
-)
+from holdfast.pipeline.source_options import Edge, SourceOptionError, SourceOptions, parse_options
 from holdfast.reader import Cluster, Isolation, OffsetSpec, TopicInfo, TopicPartition
 
 if TYPE_CHECKING:
@@ -42,6 +36,9 @@ COLUMNS = (
     "headers array<struct<key: string, value: binary>>"
 )
 EARLIEST, LATEST = -2, -1
+MAX_RECORDS = 250_000
+"""Of a task, where the cores are not known: a tenth of a second's work or more. A task by itself costs a few hundredths
+in Spark, worker and broker, so it should be no smaller; a batch of the usual size makes eight."""
 
 
 class HoldfastSource(DataSource):

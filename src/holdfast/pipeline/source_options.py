@@ -16,9 +16,6 @@ from holdfast.errors import UsageError
 from holdfast.reader import TopicPartition
 
 MAX_OFFSETS = 2_000_000
-MAX_RECORDS = 250_000
-"""Of a task, where the cores are not known: a tenth of a second's work or more. A task by itself costs a few hundredths
-in Spark, worker and broker, so it should be no smaller; a batch of the usual size makes eight."""
 IGNORED = frozenset(
     {"path", "includeheaders", "fetchoffset.numretries", "fetchoffset.retryintervalms", "groupidprefix"}
 )
@@ -52,7 +49,7 @@ class SourceOptions:
     max_offsets: int = MAX_OFFSETS
     min_partitions: int = 1
     max_records: int = 0
-    """Of a partition of Spark's; 0: as many as go on the cores where those are known, else `MAX_RECORDS`."""
+    """Of a partition of Spark's; 0: as many as go on the cores where those are known."""
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     assigned: frozenset[TopicPartition] = field(default_factory=frozenset)
     """The only partitions to read; empty: all of them."""
