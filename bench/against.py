@@ -1,8 +1,9 @@
 """`python -m bench.against CHECKOUT`: the same measures on another checkout of holdfast and on this one, in turn.
 
-CHECKOUT is a work tree of an earlier or later commit after `make setup`. Each round runs each checkout's own bench once,
-with its own Python, broker and clients; even rounds begin with the other checkout, odd ones with this one. A line says by
-how much this checkout's figure differs: the median of the rounds' ratios, the least and the greatest. Nothing is stored.
+CHECKOUT is a work tree of an earlier or later commit after `make setup`. Each round runs each checkout's own
+bench once, with its own Python, broker and clients; even rounds begin with the other checkout, odd ones with this
+one. A line says by how much this checkout's figure differs: the median of the rounds' ratios, the least and the
+greatest. Nothing is stored.
 """
 
 from __future__ import annotations
