@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.json_paths import JsonPaths
-from holdfast.audit.matching import Call, Condition, Constant, Expression, Field, fields_of
+from holdfast.audit.matching import Condition, Constant, Expression, Field, fields_of
 from holdfast.audit.sinks.headers import last_header
 
 Flags = npt.NDArray[np.bool_]
@@ -60,30 +61,35 @@ class Values(NamedTuple):
     """Rows that could not be read; null in the array."""
 
 
+_TYPES: Final = {
+    Kind.TEXT: ("string", "large_string", "string_view"),
+    Kind.BYTES: ("binary", "large_binary", "binary_view", "fixed_size_binary"),
+    Kind.INTEGER: ("integer",),
+    Kind.NUMBER: ("decimal",),
+    Kind.SINGLE: ("float32",),
+    Kind.DOUBLE: ("floating",),
+    Kind.BOOLEAN: ("boolean",),
+    Kind.MOMENT: ("timestamp",),
+    Kind.DATE: ("date",),
+}
+"""Arrow's types, as `pyarrow.types` asks for them; the first that is so counts."""
+
+
 def kind_of(type_: pa.DataType) -> Kind | None:
     """How values of an Arrow type are compared; None for what cannot be."""
-    types = pa.types
-    if types.is_dictionary(type_):
+    if pa.types.is_dictionary(type_):
         return kind_of(type_.value_type)
-    checks: Sequence[tuple[Callable[[Any], bool], Kind]] = (
-        (lambda each: types.is_string(each) or types.is_large_string(each), Kind.TEXT),
-        (lambda each: types.is_binary(each) or types.is_large_binary(each), Kind.BYTES),
-        (types.is_string_view, Kind.TEXT),
-        (types.is_binary_view, Kind.BYTES),
-        (types.is_fixed_size_binary, Kind.BYTES),
-        (types.is_integer, Kind.INTEGER),
-        (types.is_decimal, Kind.NUMBER),
-        (types.is_float32, Kind.SINGLE),
-        (types.is_floating, Kind.DOUBLE),
-        (types.is_boolean, Kind.BOOLEAN),
-        (types.is_timestamp, Kind.MOMENT),
-        (types.is_date, Kind.DATE),
-    )
-    return next((kind for check, kind in checks if check(type_)), None)
+    asked = ((kind, name) for kind, names in _TYPES.items() for name in names)
+    return next((kind for kind, name in asked if getattr(pa.types, f"is_{name}")(type_)), None)
 
 
 def fine(array: pa.Array) -> Values:
     return Values(array, np.zeros(len(array), np.bool_))
+
+
+def flags(array: pa.Array) -> Flags:
+    """Truths; null is none."""
+    return np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False), np.bool_)
 
 
 # ---------------------------------------------------------------------------- expressions
@@ -121,8 +127,9 @@ class Evaluator:
             left = self._value(batch, each.left)
             bad |= left.bad
             if each.right is None:
-                is_null = np.asarray(pc.is_null(left.array).to_numpy(zero_copy_only=False), np.bool_)
-                holds &= is_null if each.comparison == "is null" else ~is_null
+                holds &= flags(
+                    left.array.is_null() if each.comparison == "is null" else left.array.is_valid()
+                )
                 continue
             right = self._value(batch, each.right)
             holding, wordy = _compared(left, right, each.comparison)
@@ -138,30 +145,28 @@ class Evaluator:
             if expression not in self._read:
                 self._read_field(batch, expression)
             return self._read[expression]
-        return _FUNCTIONS[expression.function](
-            [self._value(batch, each) for each in expression.arguments], expression
-        )
+        arguments = [self._value(batch, each) for each in expression.arguments]
+        literals = [each.value for each in expression.arguments[1:] if isinstance(each, Constant)]
+        return _FUNCTIONS[expression.function](arguments, literals)
 
     def _read_field(self, batch: pa.RecordBatch, field: Field) -> None:
         if field.name == "headers":
             self._read[field] = fine(last_header(batch.column("headers"), str(field.path[0])).cast(BYTES))
         elif not field.path:
-            column = batch.column(field.name)
-            if field.name in ("key", "value"):
-                column = column.cast(BYTES)
-            elif field.name == "topic":
-                column = column.cast(TEXT)
-            elif field.name == "timestamp":
-                column = column.cast(MOMENT)
-            else:
-                column = column.cast(pa.int64())
-            self._read[field] = fine(column)
+            self._read[field] = fine(batch.column(field.name).cast(_COLUMNS[field.name]))
         else:
             found = self._paths[field.name].read(batch.column(field.name))
             for path, (array, bad) in found.items():
                 self._read[Field(field.name, path)] = Values(array, bad)
 
 
+_COLUMNS: Final = dict.fromkeys(("key", "value"), BYTES) | {
+    "topic": TEXT,
+    "partition": pa.int64(),
+    "offset": pa.int64(),
+    "timestamp": MOMENT,
+}
+"""Of a batch of records."""
 _COMPARED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -187,9 +192,7 @@ def _compared(left: Values, right: Values, comparison: str) -> tuple[Flags, Flag
         sides = [_numbers(side) for side in (left, right)]
         if comparison not in ("=", "!="):
             for side, numbers in zip((left, right), sides, strict=True):
-                wordy |= side.array.is_valid().to_numpy(zero_copy_only=False) & [
-                    each is None for each in numbers
-                ]
+                wordy |= flags(side.array.is_valid()) & [each is None for each in numbers]
     else:
         sides = [as_text(side).array.to_pylist() for side in (left, right)]
     compare = _COMPARED[comparison]
@@ -221,14 +224,8 @@ def as_text(values: Values) -> Values:
         try:
             return Values(array.cast(TEXT), bad)
         except pa.ArrowInvalid:
-            texts = [_decoded(each) for each in array.to_pylist()]
-            wrong = np.array(
-                [
-                    text is None and each is not None
-                    for text, each in zip(texts, array.to_pylist(), strict=True)
-                ]
-            )
-            return Values(pa.array(texts, TEXT), bad | wrong)
+            texts = pa.array([_decoded(each) for each in array.to_pylist()], TEXT)
+            return Values(texts, bad | flags(pc.and_(texts.is_null(), array.is_valid())))
     if pa.types.is_timestamp(type_):
         milliseconds = array.cast(pa.timestamp("ms", array.type.tz), safe=False)
         return Values(pc.strftime(milliseconds, "%Y-%m-%dT%H:%M:%SZ").cast(TEXT), bad)
@@ -260,99 +257,82 @@ def as_integers(values: Values) -> Values:
     text = as_text(values)
     trimmed = pc.utf8_trim_whitespace(text.array)
     fits = pc.match_substring_regex(trimmed, FITS)
-    is_wrong = pc.fill_null(pc.invert(fits), False).to_numpy(zero_copy_only=False)
     signless = pc.utf8_ltrim(pc.if_else(fits, trimmed, None), "+")
-    return Values(signless.cast(pa.int64()), text.bad | is_wrong)
+    return Values(signless.cast(pa.int64()), text.bad | flags(pc.invert(fits)))
 
 
 def _bad_of(arguments: Sequence[Values]) -> Flags:
-    bad = arguments[0].bad.copy()
-    for each in arguments[1:]:
-        bad |= each.bad
-    return bad
+    return np.asarray(np.logical_or.reduce([each.bad for each in arguments]), np.bool_)
 
 
-def _on_text(compute: Callable[[pa.Array], pa.Array]) -> Callable[[Sequence[Values], Call], Values]:
-    def apply(arguments: Sequence[Values], call: Call) -> Values:
+_Function = Callable[[Sequence[Values], Sequence[str | int]], Values]
+"""Of arguments as computed, and those behind the first that stand there as they are."""
+
+
+def _on_texts(compute: Callable[..., pa.Array]) -> _Function:
+    """Computed by the whole array."""
+
+    def apply(arguments: Sequence[Values], literals: Sequence[str | int]) -> Values:
         text = as_text(arguments[0])
-        return Values(compute(text.array).cast(TEXT), text.bad)
+        return Values(compute(text.array, *literals).cast(TEXT), text.bad)
 
     return apply
 
 
-def _on_bytes(compute: Callable[[bytes], str]) -> Callable[[Sequence[Values], Call], Values]:
-    def apply(arguments: Sequence[Values], call: Call) -> Values:
-        data = as_bytes(arguments[0])
-        texts = [None if each is None else compute(each) for each in data.array.to_pylist()]
-        return Values(pa.array(texts, TEXT), data.bad)
+def _on_each(
+    compute: Callable[..., Any], of: Callable[[Values], Values] = as_bytes, type_: pa.DataType = TEXT
+) -> _Function:
+    """Computed value by value."""
+
+    def apply(arguments: Sequence[Values], literals: Sequence[str | int]) -> Values:
+        values = of(arguments[0])
+        found = [None if each is None else compute(each, *literals) for each in values.array.to_pylist()]
+        return Values(pa.array(found, type_), values.bad)
 
     return apply
 
 
-def _digest(arguments: Sequence[Values], call: Call) -> Values:
-    """128 bits of values that are too long to be kept."""
-    data = as_bytes(arguments[0])
-    short = [
-        None if each is None else hashlib.blake2b(each, digest_size=16).digest()
-        for each in data.array.to_pylist()
-    ]
-    return Values(pa.array(short, BYTES), data.bad)
-
-
-def _concat(arguments: Sequence[Values], call: Call) -> Values:
+def _concat(arguments: Sequence[Values], _: Sequence[str | int]) -> Values:
     texts = [as_text(each) for each in arguments]
     joined = pc.binary_join_element_wise(*(each.array for each in texts), pa.scalar("", TEXT))
     return Values(joined, _bad_of(texts))
 
 
-def _coalesce(arguments: Sequence[Values], call: Call) -> Values:
+def _coalesce(arguments: Sequence[Values], _: Sequence[str | int]) -> Values:
     texts = [as_text(each) for each in arguments]
     bad = np.zeros(len(texts[0].array), np.bool_)
     open_ = np.ones(len(bad), np.bool_)
     for each in texts:
         bad |= open_ & each.bad
-        open_ &= pc.is_null(each.array).to_numpy(zero_copy_only=False)
+        open_ &= flags(each.array.is_null())
     return Values(pc.coalesce(*(each.array for each in texts)), bad)
 
 
-def _substring(arguments: Sequence[Values], call: Call) -> Values:
-    numbers = [each.value for each in call.arguments[1:] if isinstance(each, Constant)]
-    start = int(numbers[0]) - 1
-    stop = start + int(numbers[1]) if len(numbers) > 1 else None
-    text = as_text(arguments[0])
-    return Values(pc.utf8_slice_codeunits(text.array, start=start, stop=stop).cast(TEXT), text.bad)
+def _substring(texts: pa.Array, first: int, length: int | None = None) -> pa.Array:
+    stop = None if length is None else first - 1 + length
+    return pc.utf8_slice_codeunits(texts, start=first - 1, stop=stop)
 
 
-def _replace(arguments: Sequence[Values], call: Call) -> Values:
-    old, new = (str(each.value) for each in call.arguments[1:] if isinstance(each, Constant))
-    text = as_text(arguments[0])
-    return Values(pc.replace_substring(text.array, old, new).cast(TEXT), text.bad)
+def _part(text: str, separator: str, number: int) -> str:
+    return "".join(text.split(separator)[number - 1 : number])
 
 
-def _split_part(arguments: Sequence[Values], call: Call) -> Values:
-    separator, part = (each.value for each in call.arguments[1:] if isinstance(each, Constant))
-    at = int(part) - 1
-    text = as_text(arguments[0])
-    split = (None if each is None else each.split(str(separator)) for each in text.array.to_pylist())
-    parts = [None if each is None else each[at] if at < len(each) else "" for each in split]
-    return Values(pa.array(parts, TEXT), text.bad)
-
-
-_FUNCTIONS: Final[Mapping[str, Callable[[Sequence[Values], Call], Values]]] = {
-    "string": lambda arguments, call: as_text(arguments[0]),
-    "int": lambda arguments, call: as_integers(arguments[0]),
-    "lower": _on_text(pc.utf8_lower),
-    "upper": _on_text(pc.utf8_upper),
-    "trim": _on_text(pc.utf8_trim_whitespace),
-    "hex": _on_bytes(lambda data: data.hex()),
-    "md5": _on_bytes(lambda data: hashlib.md5(data, usedforsecurity=False).hexdigest()),
-    "sha256": _on_bytes(lambda data: hashlib.sha256(data).hexdigest()),
-    "digest": _digest,
+_FUNCTIONS: Final[Mapping[str, _Function]] = {
+    "string": lambda arguments, _: as_text(arguments[0]),
+    "int": lambda arguments, _: as_integers(arguments[0]),
+    "lower": _on_texts(pc.utf8_lower),
+    "upper": _on_texts(pc.utf8_upper),
+    "trim": _on_texts(pc.utf8_trim_whitespace),
+    "hex": _on_each(bytes.hex),
+    "md5": _on_each(lambda data: hashlib.md5(data, usedforsecurity=False).hexdigest()),
+    "sha256": _on_each(lambda data: hashlib.sha256(data).hexdigest()),
+    # 128 bits of values that are too long to be kept.
+    "digest": _on_each(lambda data: hashlib.blake2b(data, digest_size=16).digest(), type_=BYTES),
     "concat": _concat,
     "coalesce": _coalesce,
-    "substring": _substring,
-    "replace": _replace,
-    "split_part": _split_part,
+    "substring": _on_texts(_substring),
+    "replace": _on_texts(pc.replace_substring),
+    "split_part": _on_each(_part, as_text),
 }
 
 
@@ -400,7 +380,7 @@ def _one_by_one(values: Values, read: Callable[[str], str]) -> Values:
         if each not in known:
             try:
                 known[each] = read(each.strip()).encode()
-            except (ValueError, InvalidOperation, OverflowError):
+            except (ValueError, KeyError, InvalidOperation, OverflowError):
                 known[each] = None
             if len(known) > 100_000:
                 known = {each: known[each]}
@@ -428,15 +408,6 @@ def _single(text: str) -> str:
     return repr(float(np.float32(text)) + 0.0)
 
 
-def _boolean(text: str) -> str:
-    word = text.lower()
-    if word in ("true", "t", "1"):
-        return "true"
-    if word in ("false", "f", "0"):
-        return "false"
-    raise ValueError(text)
-
-
 def _moment(text: str) -> str:
     moment = datetime.fromisoformat(text)
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
@@ -444,11 +415,12 @@ def _moment(text: str) -> str:
     return str((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
 
 
+_TRUTHS: Final = dict.fromkeys(("true", "t", "1"), "true") | dict.fromkeys(("false", "f", "0"), "false")
 _READERS: Final[Mapping[Kind, Callable[[str], str]]] = {
     Kind.NUMBER: _number,
     Kind.DOUBLE: lambda text: repr(float(text) + 0.0),
     Kind.SINGLE: _single,
-    Kind.BOOLEAN: _boolean,
+    Kind.BOOLEAN: lambda text: _TRUTHS[text.lower()],
     Kind.MOMENT: _moment,
     Kind.DATE: lambda text: date.fromisoformat(text[:10]).isoformat(),
 }
@@ -465,9 +437,7 @@ def joined(columns: Sequence[Values]) -> Values:
         parts.append(pc.coalesce(lengths, pa.scalar(b"-", BYTES)))
         parts.append(pc.coalesce(each.array, pa.scalar(b"", BYTES)))
     whole = pc.binary_join_element_wise(*parts, pa.scalar(b":", BYTES))
-    is_nothing = pc.is_null(columns[0].array)
-    for each in columns[1:]:
-        is_nothing = pc.and_(is_nothing, pc.is_null(each.array))
+    is_nothing = reduce(pc.and_, [each.array.is_null() for each in columns])
     return Values(pc.if_else(is_nothing, pa.scalar(None, BYTES), whole), bad)
 
 

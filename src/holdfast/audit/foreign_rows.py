@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.audit.evaluating import TEXT, Kind, Values, fine, kind_of
+from holdfast.audit.evaluating import BYTES, TEXT, Kind, Values, fine, kind_of
 from holdfast.audit.matching import Match, MatchError, Pair
 from holdfast.audit.model import Finding
 
@@ -82,28 +82,17 @@ def kind_at(type_: pa.DataType, pair: Pair, where: str) -> Kind:
 def plain(column: pa.Array | pa.ChunkedArray) -> Values:
     """A column as stored, in one of the types that values have."""
     if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks)
-    types = pa.types
-    if types.is_dictionary(column.type):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if types.is_string_view(column.type) or types.is_binary_view(column.type):
-        column = column.cast(TEXT if types.is_string_view(column.type) else pa.large_binary())
-    type_ = column.type
-    if types.is_string(type_):
-        return fine(column.cast(TEXT))
-    if types.is_binary(type_) or types.is_fixed_size_binary(type_):
-        return fine(column.cast(pa.binary()).cast(pa.large_binary()))
-    if types.is_unsigned_integer(type_) or types.is_decimal(type_) or types.is_date(type_):
-        return fine(column.cast(TEXT))
-    if types.is_integer(type_):
-        return fine(column.cast(pa.int64()))
-    if types.is_floating(type_):
+    kind = kind_of(column.type)
+    if kind is Kind.BYTES:
+        return fine(column.cast(pa.binary()).cast(BYTES))
+    if kind in (Kind.SINGLE, Kind.DOUBLE):
         return fine(pa.array([None if each is None else repr(each) for each in column.to_pylist()], TEXT))
-    if types.is_boolean(type_):
-        return fine(column.cast(TEXT))
-    return fine(column)
+    if pa.types.is_signed_integer(column.type):
+        return fine(column.cast(pa.int64()))
+    return fine(column if kind in (Kind.MOMENT, None) else column.cast(TEXT))
 
 
 def column_at(batch: pa.RecordBatch | pa.Table, path: Sequence[str]) -> Values:

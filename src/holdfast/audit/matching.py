@@ -15,22 +15,16 @@ Everything here is text to values: `evaluating` computes them. An error names wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from holdfast.errors import UsageError
 
 FIELDS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
-FUNCTIONS: Final[dict[str, tuple[int, int]]] = {
-    "string": (1, 1),
-    "int": (1, 1),
-    "lower": (1, 1),
-    "upper": (1, 1),
-    "trim": (1, 1),
-    "hex": (1, 1),
-    "md5": (1, 1),
-    "sha256": (1, 1),
+FUNCTIONS: Final = dict.fromkeys(
+    ("string", "int", "lower", "upper", "trim", "hex", "md5", "sha256"), (1, 1)
+) | {
     "concat": (1, 20),
     "coalesce": (1, 20),
     "substring": (2, 3),
@@ -38,17 +32,32 @@ FUNCTIONS: Final[dict[str, tuple[int, int]]] = {
     "split_part": (3, 3),
 }
 """How many arguments each takes, at least and at most."""
-LITERAL_ARGUMENTS: Final = {"substring": (1, 2), "replace": (1, 2), "split_part": (1, 2)}
-"""Which of them, counted from 0, have to stand there as they are."""
-CASTS: Final = {
-    "string": "string",
-    "text": "string",
-    "varchar": "string",
-    "int": "int",
-    "integer": "int",
-    "long": "int",
-    "bigint": "int",
+
+
+def _counts_from(least: int) -> Callable[[str | int], bool]:
+    return lambda value: isinstance(value, int) and value >= least
+
+
+def _is_text(value: str | int) -> bool:
+    return isinstance(value, str)
+
+
+def _is_some_text(value: str | int) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+LITERAL_ARGUMENTS: Final = {
+    "substring": ("(text, from, length) counts characters from 1", (_counts_from(1), _counts_from(0))),
+    "replace": (
+        "(text, 'old', 'new') takes two texts, the first of them not empty",
+        (_is_some_text, _is_text),
+    ),
+    "split_part": ("(text, 'separator', number) counts parts from 1", (_is_some_text, _counts_from(1))),
 }
+"""Functions of which the arguments behind the first have to stand there as they are, and what each has to be."""
+CASTS: Final = dict.fromkeys(("string", "text", "varchar"), "string") | dict.fromkeys(
+    ("int", "integer", "long", "bigint"), "int"
+)
 COMPARISONS: Final = ("=", "!=", "<=", ">=", "<", ">")
 DEPTH_MAX: Final = 20
 
@@ -59,6 +68,7 @@ _TOKEN: Final = re.compile(
       | (?P<number>-?\d+(?![\w.]))
       | (?P<word>[^\W\d][\w$-]*)
       | (?P<sign>\|\||!=|<>|<=|>=|[=<>().,\[\]])
+      | (?P<wrong>\S)
     )""",
     re.VERBOSE,
 )
@@ -151,43 +161,18 @@ class Match:
 def parse_match(text: str, *, is_topic: bool = False) -> Match:
     """The pairs of `--match`; `is_topic` when the sink is one, whose columns are expressions too."""
     parser = _Parser(text, "--match")
-    pairs: list[Pair] = []
-    while True:
-        left = parser.expression() if is_topic else None
-        path = parser.column() if left is None else ()
-        column = ".".join(map(_shown, path)) if left is None else str(left)
-        parser.expect("=", "a match is `<sink column> = <expression on the record>`")
-        pairs.append(Pair(column, path, left, parser.expression()))
-        if not parser.take_word("and"):
-            break
-    parser.end()
+    pairs = parser.all_of(lambda: parser.pair(is_topic))
     columns = [pair.column for pair in pairs]
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
-        raise MatchError(f"--match {text!r}: {twice!r} stands twice")
-    return Match(tuple(pairs))
+        parser.refuse(f"{twice!r} stands twice")
+    return Match(pairs)
 
 
 def parse_condition(text: str) -> tuple[Condition, ...]:
     """The comparisons of `--where`, all of which must hold."""
     parser = _Parser(text, "--where")
-    found: list[Condition] = []
-    while True:
-        left = parser.expression()
-        if parser.take_word("is"):
-            negation = "not " if parser.take_word("not") else ""
-            if not parser.take_word("null"):
-                parser.fail("IS NULL or IS NOT NULL")
-            found.append(Condition(left, f"is {negation}null"))
-        else:
-            comparison = parser.take_sign(*COMPARISONS, "<>")
-            if comparison is None:
-                parser.fail(f"a comparison ({' '.join(COMPARISONS)}, IS NULL)")
-            found.append(Condition(left, comparison.replace("<>", "!="), parser.expression()))
-        if not parser.take_word("and"):
-            break
-    parser.end()
-    return tuple(found)
+    return parser.all_of(parser.condition)
 
 
 def parse_expression(text: str, flag: str = "--key") -> Expression:
@@ -215,6 +200,9 @@ def _shown(word: str) -> str:
     return word if re.fullmatch(r"[^\W\d][\w$-]*", word) else '"' + word.replace('"', '""') + '"'
 
 
+_Sentence = TypeVar("_Sentence")
+
+
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -227,187 +215,161 @@ class _Parser:
     def __init__(self, text: str, flag: str) -> None:
         self._text = text
         self._flag = flag
-        self._tokens = list(self._split())
+        found = [(str(each.lastgroup), each) for each in _TOKEN.finditer(text)]
+        self._tokens = [_Token(kind, each[kind], each.start(kind)) for kind, each in found]
+        self._tokens.append(_Token("end", "", len(text)))
         self._at = 0
         self._depth = 0
-
-    def _split(self) -> Iterator[_Token]:
-        at = 0
-        while self._text[at:].strip():
-            found = _TOKEN.match(self._text, at)
-            if found is None or found.lastgroup is None:
-                start = at + len(self._text[at:]) - len(self._text[at:].lstrip())
-                wrong = self._text[start : start + 1]
+        for kind, wrong, at in self._tokens:
+            if kind == "wrong":
                 why = "a quote that is not closed" if wrong in "'\"`" else f"{wrong!r} means nothing here"
-                raise MatchError(f"{self._flag} {self._text!r}: {why}, at character {start + 1}")
-            yield _Token(found.lastgroup, found[found.lastgroup], found.start(found.lastgroup))
-            at = found.end()
+                self.refuse(f"{why}, at character {at + 1}")
 
     # Tokens
 
+    @property
     def _next(self) -> _Token:
-        if self._at < len(self._tokens):
-            return self._tokens[self._at]
-        return _Token("end", "", len(self._text))
+        return self._tokens[self._at]
 
-    def _take(self) -> _Token:
-        token = self._next()
+    def take(self, *wanted: str) -> str | None:
+        """The next token, if it is one of these signs or words."""
+        token = self._next
+        if token.kind not in ("sign", "word") or token.text.lower() not in wanted:
+            return None
         self._at += 1
-        return token
-
-    def take_sign(self, *signs: str) -> str | None:
-        token = self._next()
-        if token.kind == "sign" and token.text in signs:
-            self._at += 1
-            return token.text
-        return None
-
-    def take_word(self, word: str) -> bool:
-        token = self._next()
-        if token.kind == "word" and token.text.lower() == word:
-            self._at += 1
-            return True
-        return False
+        return token.text.lower()
 
     def expect(self, sign: str, what: str) -> None:
-        if self.take_sign(sign) is None:
+        if self.take(sign) is None:
             self.fail(f"{sign!r} ({what})")
 
-    def fail(self, expected: str) -> NoReturn:
-        token = self._next()
+    def refuse(self, why: str) -> NoReturn:
+        raise MatchError(f"{self._flag} {self._text!r}: {why}")
+
+    def fail(self, expected: str, *, back: int = 0) -> NoReturn:
+        """Something else should stand here, or so many tokens before."""
+        token = self._tokens[self._at - back]
         found = "it ends" if token.kind == "end" else f"{token.text!r} stands"
-        raise MatchError(
-            f"{self._flag} {self._text!r}: expected {expected}, but {found} at character {token.at + 1}"
-        )
+        self.refuse(f"expected {expected}, but {found} at character {token.at + 1}")
 
     def end(self) -> None:
-        if self._next().kind != "end":
+        if self._next.kind != "end":
             self.fail("AND, or the end")
 
     # Sentences
 
-    def column(self) -> tuple[str, ...]:
+    def all_of(self, sentence: Callable[[], _Sentence]) -> tuple[_Sentence, ...]:
+        """Sentences with AND between them, up to the end."""
+        found = [sentence()]
+        while self.take("and"):
+            found.append(sentence())
+        self.end()
+        return tuple(found)
+
+    def pair(self, is_topic: bool) -> Pair:
+        left = self.expression() if is_topic else None
+        path = self._column() if left is None else ()
+        column = ".".join(map(_shown, path)) if left is None else str(left)
+        self.expect("=", "a match is `<sink column> = <expression on the record>`")
+        return Pair(column, path, left, self.expression())
+
+    def condition(self) -> Condition:
+        left = self.expression()
+        if self.take("is"):
+            negation = "not " if self.take("not") else ""
+            if not self.take("null"):
+                self.fail("IS NULL or IS NOT NULL")
+            return Condition(left, f"is {negation}null")
+        comparison = self.take(*COMPARISONS, "<>")
+        if comparison is None:
+            self.fail(f"a comparison ({' '.join(COMPARISONS)}, IS NULL)")
+        return Condition(left, comparison.replace("<>", "!="), self.expression())
+
+    def _column(self) -> tuple[str, ...]:
         parts = [self._name("a column of the sink")]
-        while self.take_sign("."):
+        while self.take("."):
             parts.append(self._name("a field of the column"))
         return tuple(parts)
 
     def _name(self, what: str) -> str:
-        token = self._next()
-        if token.kind not in ("word", "quoted"):
+        kind, text, _ = self._next
+        if kind not in ("word", "quoted"):
             self.fail(what)
         self._at += 1
-        if token.kind == "word":
-            return token.text
-        mark = token.text[0]
-        return token.text[1:-1].replace(mark * 2, mark)
+        return text if kind == "word" else text[1:-1].replace(text[0] * 2, text[0])
 
     def expression(self) -> Expression:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             self.fail(f"an expression nested at most {DEPTH_MAX} deep")
         parts = [self._single()]
-        while self.take_sign("||"):
+        while self.take("||"):
             parts.append(self._single())
         self._depth -= 1
         return parts[0] if len(parts) == 1 else Call("concat", tuple(parts))
 
     def _single(self) -> Expression:
-        token = self._next()
-        if token.kind == "text":
-            self._at += 1
-            return Constant(token.text[1:-1].replace("''", "'"))
-        if token.kind == "number":
-            self._at += 1
-            return Constant(int(token.text))
-        if self.take_sign("("):
+        if self.take("("):
             inner = self.expression()
             self.expect(")", "the end of what is in brackets")
             return inner
-        if token.kind != "word":
-            self.fail(
-                "an expression on the record: " + ", ".join(FIELDS) + ", a function, 'text' or a number"
-            )
+        kind, text, _ = self._next
+        if kind not in ("text", "number", "word"):
+            self.fail(f"an expression on the record: {', '.join(FIELDS)}, a function, 'text' or a number")
         self._at += 1
-        if self._next().text == "(":
-            return self._call(token)
-        return self._field(token)
+        if kind == "word":
+            return self._call(text.lower()) if self.take("(") else self._field(text)
+        return Constant(int(text) if kind == "number" else text[1:-1].replace("''", "'"))
 
-    def _field(self, token: _Token) -> Field:
-        if token.text not in FIELDS:
-            self._at -= 1
-            self.fail(f"something of the record ({', '.join(FIELDS)}; for a field of JSON write value.NAME)")
+    def _field(self, name: str) -> Field:
+        if name not in FIELDS:
+            known = ", ".join(FIELDS)
+            self.fail(f"something of the record ({known}; for a field of JSON write value.NAME)", back=1)
         path: list[str | int] = []
-        while True:
-            if self.take_sign("."):
+        while sign := self.take(".", "["):
+            if sign == ".":
                 path.append(self._name("a name behind the dot"))
-            elif self.take_sign("["):
-                number = self._take()
-                if number.kind != "number" or int(number.text) < 0:
-                    self._at -= 1
-                    self.fail("the number of an element, from 0 on")
-                path.append(int(number.text))
-                self.expect("]", "behind an element's number")
-            else:
-                break
-        if path and token.text not in ("key", "value", "headers"):
-            self._at -= 1
-            self.fail(f"nothing behind {token.text!r}: only key, value and headers have something in them")
-        if token.text == "headers" and len(path) != 1:
+                continue
+            kind, text, _ = self._next
+            if kind != "number" or int(text) < 0:
+                self.fail("the number of an element, from 0 on")
+            self._at += 1
+            path.append(int(text))
+            self.expect("]", "behind an element's number")
+        if path and name not in ("key", "value", "headers"):
+            self.fail(f"nothing behind {name!r}: only key, value and headers have something in them", back=1)
+        if name == "headers" and len(path) != 1:
             self.fail("one header's name: headers.NAME")
-        return Field(token.text, tuple(path))
+        return Field(name, tuple(path))
 
-    def _call(self, token: _Token) -> Expression:
-        name = token.text.lower()
-        self.expect("(", "the arguments")
+    def _call(self, name: str) -> Call:
         if name == "cast":
             return self._cast()
         if name not in FUNCTIONS:
-            self._at -= 2
-            self.fail(f"a function that there is: {', '.join([*FUNCTIONS, 'cast'])}")
+            self.fail(f"a function that there is: {', '.join([*FUNCTIONS, 'cast'])}", back=2)
         arguments: list[Expression] = []
-        while self.take_sign(")") is None:
+        while not self.take(")"):
             if arguments:
                 self.expect(",", "between arguments")
             arguments.append(self.expression())
         least, most = FUNCTIONS[name]
         if not least <= len(arguments) <= most:
             count = str(least) if least == most else f"{least} to {most}"
-            raise MatchError(
-                f"{self._flag} {self._text!r}: {name} takes {count} arguments, not {len(arguments)}"
-            )
-        for place in LITERAL_ARGUMENTS.get(name, ()):
-            if place < len(arguments) and not isinstance(arguments[place], Constant):
-                raise MatchError(
-                    f"{self._flag} {self._text!r}: argument {place + 1} of {name} has to be a text or a number"
-                )
-        _check_literals(name, arguments, f"{self._flag} {self._text!r}")
+            self.refuse(f"{name} takes {count} arguments, not {len(arguments)}")
+        usage, checks = LITERAL_ARGUMENTS.get(name, ("", ()))
+        for number, (argument, is_right) in enumerate(zip(arguments[1:], checks, strict=False), 2):
+            if not isinstance(argument, Constant):
+                self.refuse(f"argument {number} of {name} has to be a text or a number")
+            if not is_right(argument.value):
+                self.refuse(name + usage)
         return Call(name, tuple(arguments))
 
     def _cast(self) -> Call:
         inner = self.expression()
-        if not self.take_word("as"):
+        if not self.take("as"):
             self.fail("AS and a type")
-        token = self._next()
-        function = CASTS.get(token.text.lower()) if token.kind == "word" else None
-        if function is None:
+        type_ = self.take(*CASTS)
+        if type_ is None:
             self.fail(f"a type: {', '.join(CASTS)}")
-        self._at += 1
         self.expect(")", "the end of the cast")
-        return Call(function, (inner,))
-
-
-def _check_literals(name: str, arguments: Sequence[Expression], where: str) -> None:
-    values = [each.value if isinstance(each, Constant) else None for each in arguments]
-    if name == "substring" and not all(isinstance(value, int) for value in values[1:]):
-        raise MatchError(f"{where}: substring(text, from, length) counts characters from 1")
-    if name == "substring" and (int(values[1] or 0) < 1 or (len(values) > 2 and int(values[2] or 0) < 0)):
-        raise MatchError(f"{where}: substring(text, from, length) counts characters from 1")
-    if name == "replace" and (
-        not isinstance(values[1], str) or not isinstance(values[2], str) or not values[1]
-    ):
-        raise MatchError(f"{where}: replace(text, 'old', 'new') takes two texts, the first of them not empty")
-    if name == "split_part":
-        separator, part = values[1], values[2]
-        if not isinstance(separator, str) or not separator or not isinstance(part, int) or part < 1:
-            raise MatchError(f"{where}: split_part(text, 'separator', number) counts parts from 1")
+        return Call(CASTS[type_], (inner,))
