@@ -8,14 +8,16 @@ found a way around the first rule would meet the second.
 from __future__ import annotations
 
 import html as escaping
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Final
 
 from holdfast.audit import plots, words
 from holdfast.audit.html_style import sheet
 from holdfast.audit.model import KEYS_MAX, Fate, Finding, Kind, Report, Verdict
-from holdfast.audit.text import Section, sections
+from holdfast.audit.text import ACCOUNTS, WRONG_COLUMNS, Section, findings
+from holdfast.pipeline.positions import Place
 
 if TYPE_CHECKING:
     from holdfast.audit.certificate import Certificate
@@ -35,23 +37,8 @@ FIRST_LOST: Final = 20
 def page(report: Report, certificate: Certificate | None = None) -> str:
     """The whole page."""
     title = escaped(f"{report.verdict}: {words.heading(report)}")
-    body = "".join(
-        part
-        for part in (
-            _head(report),
-            _verdict(report),
-            _tiles(report),
-            _wrong(report),
-            _first_lost(report),
-            _gaps(report),
-            _timeline(report),
-            _lag(report),
-            _tables(report),
-            _unproven(report),
-            _scope(report, certificate),
-            _foot(report),
-        )
-    )
+    parts = (_head, _verdict, _tiles, _wrong, _first_lost, _gaps, _timeline, _lag, _tables, _unproven)
+    body = "".join((*(part(report) for part in parts), _scope(report, certificate), _foot(report)))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -89,19 +76,13 @@ def _verdict(report: Report) -> str:
 
 
 def _tiles(report: Report) -> str:
-    tiles = [_tile("records", words.records(report))]
-    for fate in words.ORDER:
-        count = report.total(fate)
-        if fate in words.FAULTS:
-            if count or fate in words.ALWAYS:
-                tiles.append(_tile(words.name(fate), count, "bad" if count else "good"))
-        elif count:
-            tiles.append(_tile(words.name(fate), count))
-    return f'<div class="tiles">{"".join(tiles)}</div>'
-
-
-def _tile(label: str, count: int, css: str = "") -> str:
-    return f'<div class="tile {css}"><b>{count:,}</b><span>{escaped(label)}</span></div>'
+    counts = {fate: report.total(fate) for fate in words.ORDER}
+    tiles = [("", "records", words.records(report))]
+    for fate in _shown(report):
+        css = "" if not fate.is_fault else "bad" if counts[fate] else "good"
+        tiles.append((css, words.name(fate), counts[fate]))
+    drawn = (f'<div class="tile {css}"><b>{n:,}</b><span>{said}</span></div>' for css, said, n in tiles)
+    return f'<div class="tiles">{"".join(drawn)}</div>'
 
 
 # ------------------------------------------------------------------------ what is wrong
@@ -110,29 +91,9 @@ def _tile(label: str, count: int, css: str = "") -> str:
 def _wrong(report: Report) -> str:
     if not report.findings:
         return ""
-    found = sorted(report.findings, key=lambda each: words.FAULTS.index(each.fate))
-    rows = "".join(_finding(each) for each in found[:FINDINGS_SHOWN])
-    more = len(found) - FINDINGS_SHOWN
-    cut = f"<p>And {more:,} more, which the certificate has.</p>" if more > 0 else ""
-    heads = "".join(f"<th>{head}</th>" for head in ("Fate", "Sink", "Partition", "Offsets", "Keys", "What"))
-    return _section(
-        "What is wrong",
-        "Offsets are those of the source; keys are of the first records.",
-        f'<div class="scroll"><table><tr><th class="n">Count</th>{heads}</tr>{rows}</table></div>{cut}',
-    )
-
-
-def _finding(finding: Finding) -> str:
-    offsets = escaped(words.finding_offsets(finding, RANGES_SHOWN))
-    keys = "<br>".join(f"<code>{escaped(key)}</code>" for key in finding.keys) or "-"
-    where = escaped(words.place_text(finding.place)) if finding.place else "-"
-    return (
-        f'<tr><td class="n bad">{f"{finding.count:,}" if finding.count else "-"}</td>'
-        f'<td class="w"><span class="chip {finding.fate}"></span>{escaped(words.name(finding.fate))}</td>'
-        f"<td>{escaped(finding.sink) or '-'}</td><td>{where}</td>"
-        f'<td class="long">{offsets}</td><td class="long">{keys}</td>'
-        f'<td class="long">{escaped(finding.detail)}</td></tr>'
-    )
+    table = _table(findings(report, FINDINGS_SHOWN, RANGES_SHOWN))
+    said = "Offsets are those of the source; keys are of the first records."
+    return _section("What is wrong", said, table)
 
 
 def _first_lost(report: Report) -> str:
@@ -141,33 +102,28 @@ def _first_lost(report: Report) -> str:
     keys: dict[str, str] = {}
     for finding in report.findings:
         if finding.fate is Fate.LOST and finding.place is not None:
-            for name, key in _lost_names(finding):
+            for name, key in _lost_names(finding.place, finding):
                 missing.setdefault(name, []).append(finding.sink)
                 if key is not None:
                     keys[name] = key
     if not missing:
         return ""
-    rows = "".join(
-        f"<tr><td>{escaped(name)}</td><td>{f'<code>{escaped(keys[name])}</code>' if name in keys else '-'}</td>"
-        f"<td>{escaped(', '.join(each for each in sinks if each)) or '-'}</td>"
-        f"<td><code>holdfast trace {escaped(name)}</code></td></tr>"
+    rows = tuple(
+        (name, keys.get(name, "-"), ", ".join(filter(None, sinks)) or "-", f"holdfast trace {name}")
         for name, sinks in list(missing.items())[:FIRST_LOST]
     )
-    heads = "".join(f"<th>{head}</th>" for head in ("Record", "Key", "Missing in", "Its life"))
-    return _section(
-        "The first lost records", "", f'<div class="scroll"><table><tr>{heads}</tr>{rows}</table></div>'
-    )
+    columns = ("RECORD", "KEY", "MISSING IN", "ITS LIFE")
+    return _section("The first lost records", "", _table(Section("", columns, rows)))
 
 
-def _lost_names(finding: Finding) -> Iterator[tuple[str, str | None]]:
+def _lost_names(place: Place, finding: Finding) -> Iterator[tuple[str, str | None]]:
     """The first records of a finding, and their keys. Records without a key leave none: only when all of the first have
     one is it known whose is whose."""
-    place = finding.place
-    assert place is not None
     keys = finding.keys if len(finding.keys) == min(finding.count, KEYS_MAX) else ()
     offsets = (offset for first, last in finding.ranges for offset in range(first, last + 1))
-    for at, offset in enumerate(islice(offsets, FIRST_LOST)):
-        yield f"{place.topic}:{place.partition}@{offset}", keys[at] if at < len(keys) else None
+    for offset, key in zip_longest(islice(offsets, FIRST_LOST), keys):
+        if offset is not None:
+            yield f"{place.topic}:{place.partition}@{offset}", key
 
 
 # ------------------------------------------------------------------------ plots
@@ -199,7 +155,7 @@ def _gaps(report: Report) -> str:
     kinds = [fate for fate in words.FAULTS if any(each.fate is fate for each in report.findings)]
     legend = _legend(
         [("seen", "looked at"), ("unseen", "not looked at: before the scope, expired, or pending")]
-        + [(str(fate), words.name(fate)) for fate in kinds]
+        + [(fate, words.name(fate)) for fate in kinds]
     )
     rest = len(report.partitions) - len(bars)
     cut = f"<p>{rest:,} more partitions without findings are in the table below.</p>" if rest > 0 else ""
@@ -209,36 +165,25 @@ def _gaps(report: Report) -> str:
 
 def _timeline(report: Report) -> str:
     line = report.timeline
-    names = {str(fate): words.name(fate) for fate in words.ORDER}
-    drawn = plots.timeline(
-        line.starts_ms,
-        line.counts,
-        order=[str(fate) for fate in words.ORDER],
-        wrong=[str(fate) for fate in words.FAULTS],
-        names=names,
-    )
+    drawn = plots.timeline(line.starts_ms, line.counts, order=words.ORDER, wrong=words.FAULTS)
     if not drawn:
         return ""
     shown = [fate for fate in words.ORDER if any(line.counts.get(fate, ()))]
-    legend = _legend([(str(fate), words.name(fate)) for fate in shown])
+    legend = _legend([(fate, words.name(fate)) for fate in shown])
     return _section("When", "Records by the time kept with them, and what became of them.", drawn + legend)
 
 
 def _lag(report: Report) -> str:
-    ends = {words.place_text(each.place): each.log_end for each in report.partitions}
-    rows = [
-        (label, sink.name, max(ends[label] - position, 0))
-        for label in ends
-        for sink in report.sinks
-        if (position := sink.positions.get(label)) is not None
-    ]
     together: dict[tuple[str, int], list[str]] = {}
-    for label, sink_name, lag in rows:
-        together.setdefault((label, lag), []).append(sink_name)
+    behind: Counter[str] = Counter()
+    for account in report.partitions:
+        label = words.place_text(account.place)
+        for sink in report.sinks:
+            if label in sink.positions:
+                lag = max(account.log_end - sink.positions[label], 0)
+                together.setdefault((label, lag), []).append(sink.name)
+                behind[label] = max(behind[label], lag)
     rows = [(label, ", ".join(names), lag) for (label, lag), names in together.items()]
-    behind: dict[str, int] = {}
-    for label, _, lag in rows:
-        behind[label] = max(behind.get(label, 0), lag)
     rows.sort(key=lambda row: (-behind[row[0]], row[0], row[2]))
     drawn = plots.lags(rows[:BARS_MAX])
     if not drawn:
@@ -258,14 +203,15 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def _tables(report: Report) -> str:
+    made = (make(report) for make in ACCOUNTS)
     return "".join(
-        _section(section.title[:1].upper() + section.title[1:], "", _table(section))
-        for section in sections(report)
-        if section.title != "what is wrong"
+        _section(each.title[:1].upper() + each.title[1:], "", _table(each)) for each in made if each.rows
     )
 
 
-WRONG_HEADS: Final = frozenset(words.name(fate).upper() for fate in words.FAULTS)
+LONG: Final = ("OFFSETS", "KEYS", "WHAT")
+"""Columns whose cells are broken anywhere."""
+CODE: Final = ("KEYS", "KEY", "ITS LIFE")
 
 
 def _table(section: Section) -> str:
@@ -279,14 +225,20 @@ def _table(section: Section) -> str:
 
 def _row(row: Sequence[str], section: Section) -> str:
     cells = []
-    for at, cell in enumerate(row):
-        classes = ["n"] if at in section.numbers else []
+    for at, (column, cell) in enumerate(zip(section.columns, row, strict=True)):
+        classes = ["n"] if at in section.numbers else ["long"] if column in LONG else []
+        shown = escaped(cell)
         if cell in ("0", "-"):
             classes.append("zero")
-        elif section.columns[at] in WRONG_HEADS:
+        elif column in WRONG_COLUMNS or (column == "COUNT" and "FATE" in section.columns):
             classes.append("bad")
+        elif column in CODE:
+            shown = f"<code>{shown}</code>"
+        elif column == "FATE":
+            classes.append("w")
+            shown = f'<span class="chip {escaped(cell.replace(" ", "_"))}"></span>{shown}'
         css = f' class="{" ".join(classes)}"' if classes else ""
-        cells.append(f"<td{css}>{escaped(cell)}</td>")
+        cells.append(f"<td{css}>{shown}</td>")
     return f"<tr{' class=sum' if row[0] == 'all' and row[1] == '' else ''}>{''.join(cells)}</tr>"
 
 
@@ -320,15 +272,12 @@ def _scope(report: Report, certificate: Certificate | None) -> str:
         "to": scope.ends or "the end",
         "offsets": f"{scope.offsets:,}",
     }
-    entries |= {
-        kind: f"{count:,}"
-        for kind in (Kind.RECORD, *words.OTHER_KINDS)
-        if (count := sum(each.kinds.get(kind, 0) for each in report.partitions))
+    kinds = words.summed(each.kinds for each in report.partitions)
+    counts: dict[str, int] = {kind: kinds[kind] for kind in (Kind.RECORD, *words.OTHER_KINDS)}
+    counts |= {
+        name: count for name, count in (("expired", scope.expired), ("pending", scope.pending)) if count
     }
-    if scope.expired:
-        entries["expired"] = f"{scope.expired:,}"
-    if scope.pending:
-        entries["pending"] = f"{scope.pending:,}"
+    entries |= {name: f"{count:,}" for name, count in counts.items() if count}
     if report.fingerprint:
         entries["definition"] = report.fingerprint
     entries |= {f"version of {name}": value for name, value in report.versions.items()}
@@ -336,12 +285,8 @@ def _scope(report: Report, certificate: Certificate | None) -> str:
         entries["certificate"] = f"number {certificate.number:,}"
         entries["SHA-256"] = certificate.sha256
         entries["of the one before"] = certificate.previous or "none: it is the first"
-    return _section("What was looked at", "", _list(entries))
-
-
-def _list(entries: Mapping[str, str]) -> str:
     items = (f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in entries.items())
-    return f"<dl>{''.join(items)}</dl>"
+    return _section("What was looked at", "", f"<dl>{''.join(items)}</dl>")
 
 
 def _foot(report: Report) -> str:

@@ -7,24 +7,26 @@ tests as good, and an audit that could not look must not look like one that did.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
 from holdfast.audit import words
 from holdfast.audit.model import Finding, Report
 
-SUITE = "holdfast audit"
+SUITE: Final = "holdfast audit"
+FORBIDDEN: Final = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML cannot hold, whatever a key has in it: they are shown by their numbers."""
 
 
-@dataclass
-class Case:
+class Case(NamedTuple):
     classname: str
     name: str
     findings: Sequence[Finding] = ()
     gaps: Sequence[str] = ()
-    output: list[str] = field(default_factory=list)
+    output: Sequence[str] = ()
 
 
 def cases(report: Report) -> Iterator[Case]:
@@ -32,9 +34,8 @@ def cases(report: Report) -> Iterator[Case]:
     for account in report.partitions:
         here = [each for each in report.findings if each.place == account.place]
         name = f"{words.place_text(account.place)} offsets {words.span_text(account.start, account.end)}"
-        counts = ", ".join(
-            f"{words.name(fate)} {account.fates.get(fate, 0):,}" for fate in words.used([account.fates])
-        )
+        fates = words.used([account.fates])
+        counts = ", ".join(f"{words.name(fate)} {account.fates.get(fate, 0):,}" for fate in fates)
         yield Case(f"{base}.partitions", name, here, output=[counts])
     known = {account.place for account in report.partitions}
     named = {sink.name for sink in report.sinks}
@@ -64,56 +65,39 @@ def cases(report: Report) -> Iterator[Case]:
 def junit(report: Report) -> str:
     """The XML."""
     found = list(cases(report))
-    failures = sum(bool(each.findings) for each in found)
-    errors = sum(bool(each.gaps) for each in found)
     counts = {
         "tests": str(len(found)),
-        "failures": str(failures),
-        "errors": str(errors),
+        "failures": str(sum(bool(each.findings) for each in found)),
+        "errors": str(sum(bool(each.gaps) for each in found)),
         "skipped": "0",
         "time": f"{report.took_ms / 1000:.3f}",
     }
     root = ElementTree.Element("testsuites", {"name": SUITE, **counts})
     started = datetime.fromtimestamp(report.started_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    suite = ElementTree.SubElement(
-        root, "testsuite", {"name": f"{SUITE} {_clean(report.subject)}", "timestamp": started, **counts}
-    )
+    attributes = {"name": f"{SUITE} {report.subject}", "timestamp": started, **counts}
+    suite = ElementTree.SubElement(root, "testsuite", attributes)
     properties = ElementTree.SubElement(suite, "properties")
-    for name, value in (("verdict", str(report.verdict)), ("line", words.verdict_line(report))):
-        ElementTree.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+    for name, value in (("verdict", report.verdict), ("line", words.verdict_line(report))):
+        ElementTree.SubElement(properties, "property", {"name": name, "value": value})
     for each in found:
-        suite.append(_element(each))
+        _add(suite, each)
     ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    xml = ElementTree.tostring(root, encoding="unicode")
+    shown = FORBIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), xml)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{shown}\n'
 
 
-def _element(case: Case) -> ElementTree.Element:
-    element = ElementTree.Element(
-        "testcase", {"classname": _clean(case.classname), "name": _clean(case.name), "time": "0"}
-    )
+def _add(suite: ElementTree.Element, case: Case) -> None:
+    attributes = {"classname": case.classname, "name": case.name, "time": "0"}
+    element = ElementTree.SubElement(suite, "testcase", attributes)
     if case.findings:
         first = case.findings[0]
         more = f" (and {len(case.findings) - 1} more)" if len(case.findings) > 1 else ""
-        failure = ElementTree.SubElement(
-            element, "failure", {"type": str(first.fate), "message": _clean(first.what() + more)}
-        )
-        failure.text = _clean("\n".join(each.what() for each in case.findings))
+        attributes = {"type": first.fate, "message": first.what() + more}
+        failure = ElementTree.SubElement(element, "failure", attributes)
+        failure.text = "\n".join(each.what() for each in case.findings)
     if case.gaps:
-        attributes = {"type": "inconclusive", "message": _clean(case.gaps[0])}
-        ElementTree.SubElement(element, "error", attributes).text = _clean("\n".join(case.gaps))
+        attributes = {"type": "inconclusive", "message": case.gaps[0]}
+        ElementTree.SubElement(element, "error", attributes).text = "\n".join(case.gaps)
     if case.output:
-        ElementTree.SubElement(element, "system-out").text = _clean("\n".join(case.output))
-    return element
-
-
-def _clean(text: str) -> str:
-    """Without the characters that XML cannot hold, whatever a key has in it."""
-    return "".join(
-        character
-        if character in "\t\n\r"
-        or " " <= character <= "\ud7ff"
-        or "\ue000" <= character <= "\ufffd"
-        or character > "\uffff"
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+        ElementTree.SubElement(element, "system-out").text = "\n".join(case.output)

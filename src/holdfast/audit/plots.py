@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from holdfast.audit.words import visible
+from holdfast.audit.words import moment, name, visible
 
 WIDTH: Final = 960
 LABEL_PX: Final = 168
@@ -110,10 +110,6 @@ def steps(largest: float, most: int = TICKS_MAX) -> list[float]:
     return [step * number for number in range(math.ceil(largest / step) + 1)]
 
 
-def moment(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _short_moment(milliseconds: int, span_ms: int) -> str:
     at = datetime.fromtimestamp(milliseconds / 1000, UTC)
     if span_ms < 10_000:
@@ -132,13 +128,11 @@ def timeline(
     *,
     order: Sequence[str],
     wrong: Sequence[str],
-    names: Mapping[str, str] | None = None,
 ) -> str:
     """Records by time, one on top of the other by fate; what is wrong is marked below, however little it is."""
     shown = [kind for kind in order if any(counts.get(kind, ()))]
     if not starts_ms or not shown:
         return ""
-    names = names or {}
     left, right, top, height = 56.0, WIDTH - 12.0, 12.0, 190.0
     bottom = top + height
     totals = [sum(counts[kind][at] for kind in shown) for at in range(len(starts_ms))]
@@ -149,10 +143,8 @@ def timeline(
     parts = []
     for tick in ticks:
         y = bottom - tick * scale
-        parts += [
-            line(left, y, right, y, "grid"),
-            text(left - 8, y + 4, compact(tick), css="tick", anchor="end"),
-        ]
+        number = text(left - 8, y + 4, compact(tick), css="tick", anchor="end")
+        parts += [line(left, y, right, y, "grid"), number]
     for at, start_ms in enumerate(starts_ms):
         x, y = left + at * slot, bottom
         for kind in shown:
@@ -161,12 +153,12 @@ def timeline(
                 continue
             tall = count * scale
             y -= tall
-            words = f"{moment(start_ms)} UTC\n{names.get(kind, kind)}: {count:,} of {totals[at]:,}"
+            words = f"{moment(start_ms)}\n{name(kind)}: {count:,} of {totals[at]:,}"
             parts.append(rect(x, y, slot - gap, tall, f"fate {kind}", words))
         for kind in wrong:
             if kind in shown and counts[kind][at]:
                 wide = max(slot - gap, MARK_PX)
-                words = f"{moment(start_ms)} UTC\n{names.get(kind, kind)}: {counts[kind][at]:,}"
+                words = f"{moment(start_ms)}\n{name(kind)}: {counts[kind][at]:,}"
                 middle = x + (slot - gap - wide) / 2
                 parts.append(rect(middle, bottom + 6, wide, 8, f"fate {kind}", words, radius=1))
     parts.append(line(left, bottom, right, bottom, "axis"))
@@ -178,12 +170,10 @@ def _times(left: float, right: float, y: float, starts_ms: Sequence[int]) -> lis
     bucket_ms = starts_ms[1] - starts_ms[0] if len(starts_ms) > 1 else 1000
     first, behind = starts_ms[0], starts_ms[-1] + bucket_ms
     parts = []
-    count = TICKS_MAX
-    for number in range(count):
-        part = number / (count - 1)
-        anchor = "start" if number == 0 else "end" if number == count - 1 else "middle"
-        at_ms = int(first + part * (behind - first))
-        words = _short_moment(at_ms, behind - first)
+    anchors = ("start", *["middle"] * (TICKS_MAX - 2), "end")
+    for number, anchor in enumerate(anchors):
+        part = number / (len(anchors) - 1)
+        words = _short_moment(int(first + part * (behind - first)), behind - first)
         parts.append(text(left + part * (right - left), y, words, css="tick", anchor=anchor))
     return parts
 

@@ -7,13 +7,12 @@ and control characters in it are shown, not sent: a key must not be able to writ
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
 from holdfast.audit import words
-from holdfast.audit.model import Fate, Kind, Report, Verdict
+from holdfast.audit.model import Evidence, Fate, Kind, Report, Verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,13 +20,10 @@ if TYPE_CHECKING:
 FINDINGS_SHOWN: Final = 50
 """Of findings on a terminal; all of them are in the certificate and the page."""
 RANGES_SHOWN: Final = 8
-COLOURS: Final[Mapping[Verdict, str]] = {
-    Verdict.PROVEN: "bold green",
-    Verdict.UNALTERED: "bold green",
-    Verdict.ACCEPTED: "bold green",
-    Verdict.FAILED: "bold red",
-    Verdict.INCONCLUSIVE: "bold yellow",
-}
+COLOURS: Final = {Verdict.FAILED: "bold red", Verdict.INCONCLUSIVE: "bold yellow"}
+"""The other verdicts are good."""
+WRONG_COLUMNS: Final = frozenset(words.name(fate).upper() for fate in words.FAULTS)
+"""Of counts that should be 0."""
 
 
 @dataclass(frozen=True)
@@ -48,38 +44,25 @@ def plain(text: str) -> str:
 
 def sections(report: Report) -> Iterator[Section]:
     """The tables of a report; those without rows are left out."""
-    for made in (
-        _partitions(report),
-        _sinks(report),
-        _windows(report),
-        _coverage(report),
-        _findings(report),
-    ):
-        if made.rows:
-            yield made
+    yield from (made for make in (*ACCOUNTS, findings) if (made := make(report)).rows)
 
 
 def _partitions(report: Report) -> Section:
     kinds = [kind for kind in words.OTHER_KINDS if any(each.kinds.get(kind, 0) for each in report.partitions)]
     fates = words.used(each.fates for each in report.partitions)
+
+    def counts(of_kinds: Mapping[str, int], of_fates: Mapping[str, int]) -> tuple[str, ...]:
+        return (*_counts(of_kinds, [Kind.RECORD, *kinds]), *_counts(of_fates, fates))
+
     rows = [
-        (
-            words.place_text(each.place),
-            words.span_text(each.start, each.end),
-            *_counts(each.kinds, [Kind.RECORD, *kinds]),
-            *_counts(each.fates, fates),
-        )
+        (words.place_text(each.place), words.span_text(each.start, each.end), *counts(each.kinds, each.fates))
         for each in report.partitions
     ]
     if len(rows) > 1:
-        all_kinds: Counter[str] = Counter()
-        all_fates: Counter[str] = Counter()
-        for each in report.partitions:
-            all_kinds.update(each.kinds)
-            all_fates.update(each.fates)
-        rows.append(
-            ("all", "", *_counts(all_kinds, [Kind.RECORD, *kinds]), *_counts(all_fates, fates)),
+        total = counts(
+            *(words.summed(getattr(each, of) for each in report.partitions) for of in ("kinds", "fates"))
         )
+        rows.append(("all", "", *total))
     columns = ("PARTITION", "OFFSETS", "RECORDS", *(_head(kind) for kind in kinds), *map(_head, fates))
     return Section("every offset of the source", columns, tuple(rows), frozenset(range(2, len(columns))))
 
@@ -103,14 +86,8 @@ def _sinks(report: Report) -> Section:
 
 
 def _windows(report: Report) -> Section:
-    rows = tuple(
-        (
-            each.sink,
-            each.step,
-            *(f"{n:,}" for n in (each.windows, each.records, each.recomputed, each.expected, each.open)),
-        )
-        for each in report.windows
-    )
+    numbers = ("windows", "records", "recomputed", "expected", "open")
+    rows = tuple((each.sink, each.step, *_numbers(each, numbers)) for each in report.windows)
     columns = ("SINK", "STEP", "WINDOWS", "OF RECORDS", "MADE AGAIN", "EXPECTED", "STILL OPEN")
     return Section("windows, made again from the source", columns, rows, frozenset(range(2, len(columns))))
 
@@ -120,7 +97,7 @@ def _coverage(report: Report) -> Section:
         (
             each.sink,
             each.column,
-            *(f"{n:,}" for n in (each.recomputed, each.unaltered, each.trusted)),
+            *_numbers(each, Evidence),
             "yes" if each.name in report.accepted else "-",
             each.why or "-",
         )
@@ -131,7 +108,12 @@ def _coverage(report: Report) -> Section:
     return Section(title, columns, rows, frozenset({2, 3, 4}))
 
 
-def _findings(report: Report) -> Section:
+ACCOUNTS: Final = (_partitions, _sinks, _windows, _coverage)
+"""What there is, as far as it was looked at."""
+
+
+def findings(report: Report, most: int = FINDINGS_SHOWN, ranges: int = RANGES_SHOWN) -> Section:
+    """What is wrong, losses first."""
     found = sorted(report.findings, key=lambda each: words.FAULTS.index(each.fate))
     rows = [
         (
@@ -139,16 +121,22 @@ def _findings(report: Report) -> Section:
             f"{each.count:,}" if each.count else "-",
             each.sink or "-",
             words.place_text(each.place) if each.place else "-",
-            words.finding_offsets(each, RANGES_SHOWN),
+            words.finding_offsets(each, ranges),
             ", ".join(each.keys) or "-",
             each.detail,
         )
-        for each in found[:FINDINGS_SHOWN]
+        for each in found[:most]
     ]
-    if len(found) > FINDINGS_SHOWN:
-        rows.append(("…", "", "", "", "", "", f"and {len(found) - FINDINGS_SHOWN:,} more findings"))
+    if len(found) > most:
+        rows.append(
+            ("…", "", "", "", "", "", f"and {len(found) - most:,} more findings, which the certificate has")
+        )
     columns = ("FATE", "COUNT", "SINK", "PARTITION", "OFFSETS", "KEYS", "WHAT")
     return Section("what is wrong", columns, tuple(rows), frozenset({1}))
+
+
+def _numbers(account: object, names: Iterable[str]) -> Iterator[str]:
+    return (f"{getattr(account, name):,}" for name in names)
 
 
 def _counts(counts: Mapping[str, int], names: Iterable[str]) -> tuple[str, ...]:
@@ -207,7 +195,7 @@ def _parts(report: Report) -> Iterator[Section | tuple[str, str]]:
     for note in report.notes:
         yield f"note: {note}", "dim"
     yield "", ""
-    yield words.verdict_line(report), COLOURS[report.verdict]
+    yield words.verdict_line(report), COLOURS.get(report.verdict, "bold green")
 
 
 def plain_lines(report: Report) -> Iterator[str]:
@@ -259,15 +247,11 @@ def _rich_table(section: Section) -> RenderableType:
     return table
 
 
-WRONG_COLUMNS: Final = frozenset(words.name(fate).upper() for fate in words.FAULTS)
-WRONG_NAMES: Final = frozenset(words.name(fate) for fate in words.FAULTS)
-
-
 def _style(columns: Sequence[str], at: int, cell: str) -> str:
     column = columns[at]
     if column in WRONG_COLUMNS:
         return "dim" if cell == "0" else "bold red"
-    if column == "FATE" and cell in WRONG_NAMES:
+    if column == "FATE" and cell.upper() in WRONG_COLUMNS:
         return "bold red"
     if column == _head(Fate.PENDING) and cell != "0":
         return "yellow"

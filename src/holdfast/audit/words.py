@@ -5,6 +5,7 @@ The terminal, the page, JUnit and metrics all take their words from here, so tha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
@@ -12,19 +13,6 @@ from typing import Final
 from holdfast.audit.model import Evidence, Fate, Finding, Kind, Report, Verdict, ranges_text
 from holdfast.pipeline.positions import Place
 
-FINE: Final = (
-    Fate.OUTPUT,
-    Fate.AGGREGATED,
-    Fate.SUPERSEDED,
-    Fate.FILTERED,
-    Fate.DUPLICATE,
-    Fate.LATE,
-    Fate.DEAD_LETTER,
-    Fate.ERASED,
-    Fate.PENDING,
-)
-FAULTS: Final = (Fate.LOST, Fate.DUPLICATED, Fate.EXTRA, Fate.ALTERED)
-ORDER: Final = (*FINE, *FAULTS)
 ALWAYS: Final = (Fate.LOST, Fate.DUPLICATED)
 """Shown when they are 0 too: that is the answer somebody asked for."""
 OTHER_KINDS: Final = (Kind.CONTROL, Kind.ABORTED, Kind.COMPACTED, Kind.EXPIRED)
@@ -44,6 +32,9 @@ MEANING: Final[Mapping[Fate, str]] = {
     Fate.EXTRA: "in a sink, and no record of the source",
     Fate.ALTERED: "not what the source says",
 }
+"""In the order in which fates are told."""
+ORDER: Final = tuple(MEANING)
+FAULTS: Final = tuple(fate for fate in ORDER if fate.is_fault)
 
 
 def name(fate: str) -> str:
@@ -121,6 +112,14 @@ def used(fates: Iterable[Mapping[str, int]]) -> list[Fate]:
     """The fates that any of these accounts has, and those that are always shown."""
     seen = {fate for account in fates for fate, count in account.items() if count}
     return [fate for fate in ORDER if fate in seen or fate in ALWAYS]
+
+
+def summed(accounts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Counts of several accounts together."""
+    total: Counter[str] = Counter()
+    for account in accounts:
+        total.update(account)
+    return total
 
 
 def records(report: Report) -> int:
