@@ -9,9 +9,9 @@ whoever called begins again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from holdfast.audit.matched_values import MatchedValues, Numbers, Zone
 from holdfast.audit.model import Kind as OffsetKind
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.scratch import shortened
-from holdfast.reader import Cluster, Isolation, OffsetSpec, PartitionRange, RangeReport, TopicPartition
+from holdfast.reader import Cluster, Isolation, PartitionRange, RangeReport, TopicPartition
 
 BATCH_BYTES: Final = 8 << 20
 DECIDED_SECONDS_MAX: Final = 10.0
@@ -42,6 +42,17 @@ class Ground:
     log_end: int
     """Of what is decided: the last stable offset."""
     high_watermark: int = -1
+    missing: int = 0
+    """Offsets in no batch, where that is asked."""
+
+    @property
+    def at(self) -> TopicPartition:
+        return TopicPartition(self.place.topic, self.place.partition)
+
+    @property
+    def undecided(self) -> int:
+        """Offsets behind a transaction that is open."""
+        return max(0, self.high_watermark - self.log_end)
 
     @property
     def expired(self) -> int:
@@ -49,13 +60,8 @@ class Ground:
         return max(0, min(self.end, self.log_start) - self.start)
 
     def span(self, zone: Zone) -> tuple[int, int]:
-        first, last = max(self.start, self.log_start), max(self.end, self.log_start)
-        spans = {
-            Zone.BEFORE: (self.log_start, min(first, self.log_end)),
-            Zone.SCOPE: (min(first, self.log_end), min(last, self.log_end)),
-            Zone.AFTER: (min(last, self.log_end), self.log_end),
-        }
-        return spans[zone]
+        first, behind = (min(max(each, self.log_start), self.log_end) for each in (self.start, self.end))
+        return ((self.log_start, first), (first, behind), (behind, self.log_end))[zone]
 
 
 @dataclass
@@ -143,25 +149,20 @@ def walk(
 ) -> Walked:
     """Read the zones into what is compared."""
     found = Walked(list(grounds), [{} for _ in grounds])
-    numbers = {(ground.place.topic, ground.place.partition): at for at, ground in enumerate(grounds)}
+    numbers = {ground.at: at for at, ground in enumerate(grounds)}
     times: list[int] = []
     for zone in Zone:
         reports: list[RangeReport] = []
-        for batch in _read(cluster, grounds, zone, evaluator.needs_headers, reports):
-            place = numbers[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
-            at_ms = _take(batch, place, zone, evaluator, kinds, into, found)
+        for batch in read_zone(cluster, grounds, zone, reports, headers=evaluator.needs_headers):
+            at_ms = _take(batch, numbers[_at(batch)], zone, evaluator, kinds, into, found)
             if zone is Zone.SCOPE:
                 times += at_ms
         for report in reports:
             found.missing[zone] += report.missing
             found.aborted += report.aborted
             if zone is Zone.SCOPE:
-                found.kinds[numbers[report.range.topic, report.range.partition]] = {
-                    OffsetKind.RECORD: report.records,
-                    OffsetKind.CONTROL: report.control,
-                    OffsetKind.ABORTED: report.aborted,
-                    OffsetKind.COMPACTED: report.missing,
-                }
+                at = TopicPartition(report.range.topic, report.range.partition)
+                found.kinds[numbers[at]] = kinds_of(report)
     for ground, counts in zip(grounds, found.kinds, strict=True):
         if ground.expired:
             counts[OffsetKind.EXPIRED] = ground.expired
@@ -169,17 +170,39 @@ def walk(
     return found
 
 
-def _read(
-    cluster: Cluster, grounds: Sequence[Ground], zone: Zone, headers: bool, reports: list[RangeReport]
-) -> Iterable[pa.RecordBatch]:
+def read_zone(
+    cluster: Cluster,
+    grounds: Sequence[Ground],
+    zone: Zone,
+    reports: list[RangeReport],
+    *,
+    headers: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    return _read(cluster, {each.place: each.span(zone) for each in grounds}, headers=headers, reports=reports)
+
+
+def _read(cluster: Cluster, spans: Mapping[Place, tuple[int, int]], **how: Any) -> Iterator[pa.RecordBatch]:
+    """The records of these spans; none of them in a batch of its own is none."""
     ranges = [
-        PartitionRange(ground.place.topic, ground.place.topic_id, ground.place.partition, first, behind)
-        for ground in grounds
-        for first, behind in [ground.span(zone)]
+        PartitionRange(place.topic, place.topic_id, place.partition, first, behind)
+        for place, (first, behind) in spans.items()
         if first < behind
     ]
-    batches = cluster.read(ranges, batch_bytes=BATCH_BYTES, headers=headers, reports=reports)
-    return (batch for batch in batches if batch.num_rows)
+    return (batch for batch in cluster.read(ranges, batch_bytes=BATCH_BYTES, **how) if batch.num_rows)
+
+
+def _at(batch: pa.RecordBatch) -> TopicPartition:
+    return TopicPartition(batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py())
+
+
+def kinds_of(report: RangeReport) -> dict[str, int]:
+    """What the offsets of a range are."""
+    return {
+        OffsetKind.RECORD: report.records,
+        OffsetKind.CONTROL: report.control,
+        OffsetKind.ABORTED: report.aborted,
+        OffsetKind.COMPACTED: report.missing,
+    }
 
 
 def _take(
@@ -235,25 +258,19 @@ def find_values(
 
     Uncommitted means also what was taken back, and what is not decided yet.
     """
-    spec: OffsetSpec = "last-stable" if isolation == "read_committed" else "latest"
-    ends = cluster.offsets([TopicPartition(each.place.topic, each.place.partition) for each in grounds], spec)
-    ranges = []
-    by_name = {(each.place.topic, each.place.partition): each.place for each in grounds}
-    for each in grounds:
-        place = each.place
-        end = ends[TopicPartition(place.topic, place.partition)].offset
-        if each.log_start < end:
-            ranges.append(PartitionRange(place.topic, place.topic_id, place.partition, each.log_start, end))
-    found: list[pa.Array] = []
+    is_committed = isolation == "read_committed"
+    spans = {
+        each.place: (each.log_start, each.log_end if is_committed else each.high_watermark)
+        for each in grounds
+    }
+    places = {each.at: each.place for each in grounds}
+    found = [pa.array([], pa.large_binary())]
     offsets: dict[Place, list[Numbers]] = {}
-    for batch in cluster.read(ranges, isolation=isolation, headers=evaluator.needs_headers):
-        if not batch.num_rows:
-            continue
+    for batch in _read(cluster, spans, isolation=isolation, headers=evaluator.needs_headers):
         values = shortened(evaluated(evaluator.evaluate(batch), kinds).array)
         hits = pc.is_in(values, value_set=wanted, skip_nulls=True)
         if pc.any(hits).as_py():
-            place = by_name[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
-            offsets.setdefault(place, []).append(batch.column("offset").filter(hits).to_numpy())
+            offsets.setdefault(places[_at(batch)], []).append(batch.column("offset").filter(hits).to_numpy())
             found.append(values.filter(hits))
     whole = {place: np.sort(np.concatenate(parts)) for place, parts in offsets.items()}
-    return whole, pa.concat_arrays(found) if found else pa.array([], pa.large_binary())
+    return whole, pa.concat_arrays(found)

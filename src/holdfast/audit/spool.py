@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast import __version__
+from holdfast.audit import words
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import (
     AuditError,
@@ -34,13 +34,15 @@ from holdfast.audit.model import (
     Kind,
     PartitionAccount,
     Report,
+    Said,
     Scope,
     SinkAccount,
     Unproven,
     gap,
     ranges_text,
 )
-from holdfast.audit.record_walk import BATCH_BYTES, Ground, await_decided, grounds_of
+from holdfast.audit.matched_values import Zone
+from holdfast.audit.record_walk import Ground, await_decided, grounds_of, kinds_of, read_zone
 from holdfast.audit.source import COMPACTED, EXPIRED, SourceWalk
 from holdfast.audit.spool_numbers import (
     Line,
@@ -57,7 +59,7 @@ from holdfast.client.spool.home import SpoolHome, is_spool_id
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.errors import UsageError
 from holdfast.pipeline.positions import Place
-from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
+from holdfast.reader import Cluster, RangeReport, TopicPartition
 from holdfast.real import RealFileSystem, RealRandomness
 
 # ---------------------------------------------------------------------------- the files
@@ -132,25 +134,14 @@ def _read_spool(peek: SpoolPeek, spool: str, found: SpoolFiles) -> None:
 
 
 def judge(
-    lines: SpoolLines,
-    files: SpoolFiles,
-    grounds: Mapping[TopicPartition, Ground],
-    missing: Mapping[TopicPartition, int],
-    undecided: Mapping[TopicPartition, int] | None = None,
-    *,
-    is_whole: bool = True,
-) -> tuple[Examined, dict[Line, dict[Fate, int]]]:
+    lines: SpoolLines, files: SpoolFiles, grounds: Iterable[Ground], *, is_whole: bool = True
+) -> tuple[Examined, dict[Line, dict[str, int]]]:
     """What the numbers say, and the fates of each line's.
 
-    `missing` are offsets in no batch, by partition, `undecided` those behind an open transaction. `is_whole` when the
-    topics were to be read from their first records: then a head that is gone is a gap of the proof.
+    `is_whole` when the topics were to be read from their first records: then a head that is gone is a gap of the proof.
     """
-    judged = _Judgement(files, grounds, missing, undecided or {}, is_whole)
-    for line in sorted({*lines.lines, *files.stored}):
-        if judged.places_of(line):
-            judged.judge(line, lines.lines.get(line, Sequences()))
-    judged.rest(lines)
-    return Examined(tuple(judged.findings), tuple(judged.unproven), notes=tuple(judged.notes)), judged.fates
+    judgement = _Judgement(files, sorted(grounds, key=lambda each: each.place), is_whole)
+    return Examined.of(judgement.said(lines)), judgement.fates
 
 
 class SpoolWatch:
@@ -170,155 +161,116 @@ class SpoolWatch:
         """What was found; nothing where no record has a number."""
         if not self.lines.lines:
             return Examined()
-        grounds: dict[TopicPartition, Ground] = {}
-        missing: dict[TopicPartition, int] = {}
+        grounds = []
         for place, walk in walked.partitions.items():
-            expired = int((walk.codes == EXPIRED).sum())
-            name = TopicPartition(place.topic, place.partition)
-            grounds[name] = Ground(place, walk.start, walk.end, walk.start + expired, walk.end)
-            missing[name] = int((walk.codes == COMPACTED).sum())
-        examined, _ = judge(self.lines, self._files, grounds, missing, is_whole=False)
+            expired, missing = (int((walk.codes == code).sum()) for code in (EXPIRED, COMPACTED))
+            ends = (walk.start, walk.end, walk.start + expired, walk.end)
+            grounds.append(Ground(place, *ends, missing=missing))
+        examined, _ = judge(self.lines, self._files, grounds, is_whole=False)
         return examined
 
 
+@dataclass
 class _Judgement:
-    def __init__(
-        self,
-        files: SpoolFiles,
-        grounds: Mapping[TopicPartition, Ground],
-        missing: Mapping[TopicPartition, int],
-        undecided: Mapping[TopicPartition, int],
-        is_whole: bool,
-    ) -> None:
-        self._files = files
-        self._grounds = grounds
-        self._missing = missing
-        self._undecided = undecided
-        self._is_whole = is_whole
-        self._open_ended: list[Line] = []
-        """Lines whose files nobody has shown us."""
-        self.findings: list[Finding] = []
-        self.unproven: list[Unproven] = []
-        self.notes: list[str] = []
-        self.fates: dict[Line, dict[Fate, int]] = {}
+    files: SpoolFiles
+    grounds: Sequence[Ground]
+    is_whole: bool
+    fates: dict[Line, dict[str, int]] = field(default_factory=dict)
 
-    def places_of(self, line: Line) -> list[TopicPartition]:
-        """Where messages of a line can be: in its partition, or in any when it was not known."""
-        if line.partition != UNDECIDED:
-            place = TopicPartition(line.topic, line.partition)
-            return [place] if place in self._grounds else []
-        return sorted(place for place in self._grounds if place.topic == line.topic)
+    def said(self, lines: SpoolLines) -> Iterator[Said]:
+        for line in sorted({*lines.lines, *self.files.stored}):
+            # Messages whose partition was not known are in any.
+            places = [
+                each
+                for each in self.grounds
+                if each.place.topic == line.topic and line.partition in (UNDECIDED, each.place.partition)
+            ]
+            if places:
+                yield from self._of_line(line, places, lines.lines.get(line, Sequences()))
+        yield from self._rest(lines)
 
-    def judge(self, line: Line, seen: Sequences) -> None:
-        files = self._files
-        places = [self._grounds[place] for place in self.places_of(line)]
-        ground = max(places, key=lambda place: place.log_start)
+    def _of_line(self, line: Line, places: Sequence[Ground], seen: Sequences) -> Iterator[Said]:
+        files = self.files
+        ground = max(places, key=lambda each: each.log_start)
         acknowledged = files.acknowledged.get(line, 0)
         # A scope may end before what was delivered last.
-        end = max(seen.highest + 1, acknowledged if self._is_whole else 0)
+        end = max(seen.highest + 1, acknowledged if self.is_whole else 0)
         first = 0
         if ground.log_start > 0:
             # What was at the log's head had numbers below those that are there now.
             first = seen.lowest if seen.ranges else end
-            if first and self._is_whole:
-                self._gap(f"numbers 0 to {first - 1} of {line}", "the topic does not hold its head any more")
-        gaps = seen.gaps(max(first, files.moved.get(line, 0)), end)
+            if first and self.is_whole:
+                yield gap(f"numbers 0 to {first - 1} of {line}", "the topic does not hold its head any more")
         refused = merged(files.refused.get(line, ()))
         left = files.left.get(line, [])
-        lost = without(gaps, [*refused, *left])
-        held_back = self._held_back(line, lost, seen)
-        lost = without(lost, held_back)
-        pending = merged([*without(gaps, without(gaps, left)), *without(left, seen.ranges), *held_back])
-        fates = {
+        lost = without(seen.gaps(max(first, files.moved.get(line, 0)), end), [*refused, *left])
+        # Of the numbers that are not there an open transaction may hide those behind all that are.
+        undecided = sum(each.undecided for each in places)
+        hidden = without(lost, [(0, seen.highest)])
+        if not 0 < count_of(hidden) <= undecided:
+            hidden = []
+        if hidden:
+            yield gap(
+                f"whether numbers {ranges_text(hidden)} of {line} are in the topic",
+                f"it holds {undecided:,} offsets behind a transaction that is still open",
+            )
+        lost = without(lost, hidden)
+        fates: dict[str, int] = {
             Fate.OUTPUT: seen.distinct,
             Fate.DUPLICATE: seen.repeated,
-            Fate.PENDING: count_of(pending),
+            Fate.PENDING: count_of(merged([*without(left, seen.ranges), *hidden])),
             Fate.DEAD_LETTER: count_of(refused),
             Fate.LOST: count_of(lost),
         }
         self.fates[line] = {fate: count for fate, count in fates.items() if count}
         if refused:
             why = files.reasons.get(line, "")
-            self.notes.append(
-                f"{line}: numbers {ranges_text(refused)} were refused and are kept aside: {why}"
-            )
+            yield f"{line}: numbers {ranges_text(refused)} were refused and are kept aside: {why}"
         if lost:
-            self._lost(line, lost, acknowledged, ground)
+            yield self._lost(line, lost, acknowledged, ground.place, sum(each.missing for each in places))
         if seen.backwards:
             detail = (
                 f"{line}: {seen.backwards:,} numbers came behind greater ones, the first at offset "
                 f"{seen.backwards_at}; readers that keep the greatest number take them for repeated"
             )
             offsets = ((seen.backwards_at, seen.backwards_at),)
-            self.findings.append(
-                Finding(Fate.ALTERED, "", ground.place, offsets, seen.backwards, detail=detail)
-            )
-        if line.spool not in files.spools:
-            self._open_ended.append(line)
+            yield Finding(Fate.ALTERED, "", ground.place, offsets, seen.backwards, detail=detail)
 
-    def _gap(self, what: str, why: str) -> None:
-        self.unproven.append(gap(what, why))
-
-    def _held_back(self, line: Line, lost: Sequence[Range], seen: Sequences) -> list[Range]:
-        """Of the numbers that are not there those behind all that are, where an open transaction may hide them."""
-        undecided = sum(self._undecided.get(place, 0) for place in self.places_of(line))
-        behind = without(lost, [(0, seen.highest)] if seen.ranges else [])
-        if not 0 < count_of(behind) <= undecided:
-            return []
-        self._gap(
-            f"whether numbers {ranges_text(behind)} of {line} are in the topic",
-            f"it holds {undecided:,} offsets behind a transaction that is still open",
-        )
-        return behind
-
-    def _lost(self, line: Line, lost: Sequence[Range], acknowledged: int, ground: Ground) -> None:
-        missing = sum(self._missing.get(place, 0) for place in self.places_of(line))
+    def _lost(self, line: Line, lost: Sequence[Range], acknowledged: int, place: Place, missing: int) -> Said:
         numbers = ranges_text(lost)
         if missing:
-            self._gap(
+            return gap(
                 f"numbers {numbers} of {line} are not in the topic",
                 f"{missing:,} of its offsets are in no batch: compacted away, or lost",
             )
-            return
         said = ", though the spool was told that they were delivered"
-        if line.spool not in self._files.spools:
+        if line.spool not in self.files.spools:
             said = " (or refused and kept aside, if so only its files know: --spool)"
         elif lost[-1][1] >= acknowledged:
             said = ""
-        ids = [line.id_of(number) for first, last in lost[:5] for number in (first, last)]
-        self.findings.append(
-            Finding(
-                Fate.LOST,
-                f"spool {line.spool}",
-                ground.place,
-                (),
-                count_of(lost),
-                tuple(dict.fromkeys(ids))[:5],
-                f"numbers {numbers} of the spool are in no record{said}",
-            )
-        )
+        ids = dict.fromkeys(line.id_of(number) for first, last in lost[:5] for number in (first, last))
+        detail = f"numbers {numbers} of the spool are in no record{said}"
+        return Finding(Fate.LOST, f"spool {line.spool}", place, (), count_of(lost), tuple(ids)[:5], detail)
 
-    def rest(self, lines: SpoolLines) -> None:
-        files = self._files
-        if self._open_ended:
-            spools = len({line.spool for line in self._open_ended})
-            self.unproven.append(
-                Unproven(
-                    f"that nothing is missing behind the last numbers of {spools} spool{'s' if spools > 1 else ''}",
-                    "only their files know what was stored last (--spool)",
-                )
+    def _rest(self, lines: SpoolLines) -> Iterator[Said]:
+        files = self.files
+        unshown = len({line.spool for line in self.fates} - set(files.spools))
+        if unshown:
+            yield Unproven(
+                f"that nothing is missing behind the last numbers of {unshown} spool{'s' if unshown > 1 else ''}",
+                "only their files know what was stored last (--spool)",
             )
         for damage in files.damages:
-            self._gap(f"a spool's file: {damage}", "it is damaged there")
+            yield gap(f"a spool's file: {damage}", "it is damaged there")
         for topic, count in sorted(files.undecided.items()):
-            self.notes.append(f"{count:,} messages for {topic} have no partition yet, pending")
+            yield f"{count:,} messages for {topic} have no partition yet, pending"
         for topic, count in sorted(lines.unnumbered.items()):
-            self.notes.append(f"{count:,} records of {topic} have no {ID_HEADER}: no spool sent them")
+            yield f"{count:,} records of {topic} have no {ID_HEADER}: no spool sent them"
         for topic, count in sorted(lines.strange.items()):
-            self._gap(f"{count:,} records of {topic}", f"their {ID_HEADER} is none of a spool")
-        unread = sorted(files.topics - {place.topic for place in self._grounds})
-        if unread and self._is_whole:
-            self._gap(f"what the spools sent to {', '.join(unread)}", "not audited; add --topic")
+            yield gap(f"{count:,} records of {topic}", f"their {ID_HEADER} is none of a spool")
+        unread = sorted(files.topics - {each.place.topic for each in self.grounds})
+        if unread and self.is_whole:
+            yield gap(f"what the spools sent to {', '.join(unread)}", "not audited; add --topic")
 
 
 # ---------------------------------------------------------------------------- an audit of its own
@@ -334,15 +286,21 @@ def audit_spools(
     if not names:
         raise AuditError("the spools name no topic: give --topic")
     lines = SpoolLines()
+    reports: list[RangeReport] = []
     with Cluster(settings) as cluster:
-        undecided = await_decided(cluster, names)
-        grounds = _whole(cluster, names)
-        kinds: dict[TopicPartition, dict[str, int]] = {}
-        for batch in _records(cluster, grounds, kinds):
+        await_decided(cluster, names)
+        infos = cluster.topics(names)
+        places = [TopicPartition(name, number) for name, info in infos.items() for number in info.partitions]
+        grounds = [
+            replace(each, start=each.log_start, end=each.log_end)
+            for each in grounds_of(cluster, dict.fromkeys(places, (0, 0)))
+        ]
+        for batch in read_zone(cluster, grounds, Zone.SCOPE, reports):
             lines.take(batch)
-    by_place = {TopicPartition(each.place.topic, each.place.partition): each for each in grounds}
-    missing = {place: counts.get(Kind.COMPACTED, 0) for place, counts in kinds.items()}
-    examined, fates = judge(lines, files, by_place, missing, undecided)
+    kinds = {TopicPartition(each.range.topic, each.range.partition): kinds_of(each) for each in reports}
+    for each in grounds:
+        each.missing = kinds.get(each.at, {}).get(Kind.COMPACTED, 0)
+    examined, fates = judge(lines, files, grounds)
     if not lines.lines and not files.stored and not files.undecided:
         nothing = gap("anything", f"no record of {', '.join(names)} has an {ID_HEADER}")
         examined += Examined(unproven=(nothing,))
@@ -359,7 +317,7 @@ def audit_spools(
             sum(counts.get(Fate.PENDING, 0) for counts in fates.values()) + sum(files.undecided.values()),
         ),
         partitions=tuple(_accounts(grounds, kinds, fates)),
-        sinks=tuple(_spool_accounts(lines, files, fates)),
+        sinks=tuple(_spool_accounts(lines, fates)),
         findings=examined.findings,
         unproven=examined.unproven,
         notes=examined.notes,
@@ -367,67 +325,24 @@ def audit_spools(
     )
 
 
-def _whole(cluster: Cluster, topics: Sequence[str]) -> list[Ground]:
-    infos = cluster.topics(topics)
-    scopes = {
-        TopicPartition(name, number): (0, 0) for name, info in infos.items() for number in info.partitions
-    }
-    return [
-        Ground(each.place, each.log_start, each.log_end, each.log_start, each.log_end)
-        for each in grounds_of(cluster, scopes)
-    ]
-
-
-def _records(
-    cluster: Cluster, grounds: Sequence[Ground], kinds: dict[TopicPartition, dict[str, int]]
-) -> Iterator[pa.RecordBatch]:
-    ranges = [
-        PartitionRange(
-            each.place.topic, each.place.topic_id, each.place.partition, each.log_start, each.log_end
-        )
-        for each in grounds
-        if each.log_start < each.log_end
-    ]
-    reports: list[RangeReport] = []
-    yield from cluster.read(ranges, batch_bytes=BATCH_BYTES, reports=reports)
-    for report in reports:
-        kinds[TopicPartition(report.range.topic, report.range.partition)] = {
-            Kind.RECORD: report.records,
-            Kind.CONTROL: report.control,
-            Kind.ABORTED: report.aborted,
-            Kind.COMPACTED: report.missing,
-        }
-
-
 def _accounts(
     grounds: Sequence[Ground],
     kinds: Mapping[TopicPartition, Mapping[str, int]],
-    fates: Mapping[Line, Mapping[Fate, int]],
+    fates: Mapping[Line, Mapping[str, int]],
 ) -> Iterator[PartitionAccount]:
     for each in grounds:
-        place = TopicPartition(each.place.topic, each.place.partition)
-        total = _together(counts for line, counts in fates.items() if (line.topic, line.partition) == place)
-        counted = {str(kind): count for kind, count in kinds.get(place, {}).items()}
-        yield PartitionAccount(each.place, each.start, each.end, counted, total, each.log_start, each.log_end)
+        total = words.summed(
+            counts for line, counts in fates.items() if (line.topic, line.partition) == each.at
+        )
+        ends = (each.start, each.end, kinds.get(each.at, {}), total, each.log_start, each.log_end)
+        yield PartitionAccount(each.place, *ends)
 
 
-def _together(accounts: Iterable[Mapping[Fate, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for account in accounts:
-        total.update({str(fate): count for fate, count in account.items()})
-    return dict(total)
-
-
-def _spool_accounts(
-    lines: SpoolLines, files: SpoolFiles, fates: Mapping[Line, Mapping[Fate, int]]
-) -> Iterator[SinkAccount]:
+def _spool_accounts(lines: SpoolLines, fates: Mapping[Line, Mapping[str, int]]) -> Iterator[SinkAccount]:
     for spool in sorted({line.spool for line in fates}):
         own = [line for line in sorted(fates) if line.spool == spool]
-        total = _together(fates[line] for line in own)
-        positions = {
-            f"{line.topic}-{line.partition}": lines.lines[line].highest + 1
-            for line in own
-            if line in lines.lines
-        }
-        rows = sum(lines.lines[line].seen for line in own if line in lines.lines)
+        total = words.summed(fates[line] for line in own)
+        seen = {line: lines.lines[line] for line in own if line in lines.lines}
+        positions = {f"{line.topic}-{line.partition}": each.highest + 1 for line, each in seen.items()}
+        rows = sum(each.seen for each in seen.values())
         yield SinkAccount(f"spool {spool}", "spool", rows, 0, positions, total)

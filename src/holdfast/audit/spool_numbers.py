@@ -74,7 +74,7 @@ class Sequences:
 
     @property
     def distinct(self) -> int:
-        return sum(last - first + 1 for first, last in self.ranges)
+        return count_of(self.ranges)
 
     @property
     def repeated(self) -> int:
@@ -117,17 +117,7 @@ class Sequences:
 
     def gaps(self, first: int, behind: int) -> list[Range]:
         """What is missing of the numbers from `first` up to and without `behind`."""
-        found: list[Range] = []
-        expected = first
-        for start, last in self.ranges:
-            if start >= behind:
-                break
-            if start > expected:
-                found.append((expected, start - 1))
-            expected = max(expected, last + 1)
-        if expected < behind:
-            found.append((expected, behind - 1))
-        return found
+        return without([(first, behind - 1)] if first < behind else [], self.ranges)
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
