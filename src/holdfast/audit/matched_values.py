@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -131,8 +131,7 @@ WHERE total = 0 AND {asked} ORDER BY source, number, rows.value LIMIT {limit}
 """
 
 
-@dataclass
-class Extra:
+class Extra(NamedTuple):
     """A row that no record explains."""
 
     value: bytes | None
@@ -145,7 +144,7 @@ class Outcome:
     """What records and rows say of each other."""
 
     rows: int = 0
-    fates: dict[int, dict[Fate, int]] = field(default_factory=dict)
+    fates: dict[int, dict[str, int]] = field(default_factory=dict)
     """Of the records of the scope, by place."""
     lost: dict[int, Numbers] = field(default_factory=dict)
     """Offsets by place, ascending."""
@@ -243,7 +242,7 @@ class MatchedValues:
         outcome.duplicated_rows = {row["place"]: row["rows"] for row in rows.to_pylist()}
         if extra:
             examples = ask(_EXAMPLES.format(asked=asked, limit=EXAMPLES_MAX)).to_pylist()
-            outcome.extra_examples = [Extra(row["value"], row["source"], row["number"]) for row in examples]
+            outcome.extra_examples = [Extra(*row.values()) for row in examples]
             kept = ask(f"SELECT value, there FROM odd WHERE total = 0 AND {asked} LIMIT {KEPT_EXTRA_MAX}")
             outcome.extra_values = kept.column("value").cast(pa.large_binary()).combine_chunks()
             outcome.extra_counts = kept.column("there").to_numpy()

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from holdfast.audit.evaluating import Evaluator, Kind, Values, canonical, joined
 from holdfast.audit.matched_values import MatchedValues, Numbers, Zone
 from holdfast.audit.model import Kind as OffsetKind
+from holdfast.audit.words import place_text
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.scratch import shortened
 from holdfast.reader import Cluster, Isolation, PartitionRange, RangeReport, TopicPartition
@@ -48,6 +49,10 @@ class Ground:
     @property
     def at(self) -> TopicPartition:
         return TopicPartition(self.place.topic, self.place.partition)
+
+    @property
+    def name(self) -> str:
+        return place_text(self.place)
 
     @property
     def undecided(self) -> int:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from holdfast import __version__
 from holdfast.audit import words
 from holdfast.audit.lineage import as_ranges
+from holdfast.audit.matched_values import Zone
 from holdfast.audit.model import (
     AuditError,
     Examined,
@@ -41,7 +42,6 @@ from holdfast.audit.model import (
     gap,
     ranges_text,
 )
-from holdfast.audit.matched_values import Zone
 from holdfast.audit.record_walk import Ground, await_decided, grounds_of, kinds_of, read_zone
 from holdfast.audit.source import COMPACTED, EXPIRED, SourceWalk
 from holdfast.audit.spool_numbers import (

@@ -96,7 +96,6 @@ def audit_topics(
             table=table,
             conditions=conditions,
             has_tail=not is_finished,
-            is_all_wanted=True,
         )
     )
     if in_order:
