@@ -31,7 +31,7 @@ from holdfast.audit.matched import Question, audit_matched
 from holdfast.audit.matching import parse_condition
 from holdfast.audit.model import AuditError, Report, Unproven, gap
 from holdfast.errors import UsageError
-from holdfast.reader import Cluster, TopicPartition
+from holdfast.reader import TopicPartition
 
 VOID: Final = "-"
 """A source without an offset yet."""
@@ -179,12 +179,9 @@ class _Reader:
 
     def _take(self, text: str, name: str, path: str, found: Standing) -> None:
         try:
-            document = json.loads(text)
+            standing = _standing(json.loads(text), self.topic_ids)
         except ValueError as error:
             raise AuditError(f"{path} cannot be read: {error}") from error
-        standing = _of_ours(document, self.topic_ids)
-        if standing is None:
-            standing = _of_kafka(document)
         if standing is None:
             self.left_out.add(f"{name}: {text[:60]}")
             return
@@ -222,29 +219,21 @@ def _lines(path: str, least: int = 3) -> list[str]:
     return lines
 
 
-def _of_kafka(document: Any) -> Standing | None:
-    if not isinstance(document, dict) or not document:
-        return None
-    found: Standing = {}
-    for topic, partitions in document.items():
-        if not isinstance(partitions, dict):
-            return None
-        for number, offset in partitions.items():
-            if not number.isdigit() or not isinstance(offset, int) or isinstance(offset, bool):
-                return None
-            found[TopicPartition(topic, int(number))] = offset
-    return found
-
-
-def _of_ours(document: Any, ids: dict[str, UUID]) -> Standing | None:
+def _standing(document: Any, ids: dict[str, UUID]) -> Standing | None:
+    """Offsets of Spark's Kafka source or of ours, which names the topics' ids; nothing where it is none of the two."""
     if not isinstance(document, dict) or not document:
         return None
     found: Standing = {}
     for topic, content in document.items():
-        if not isinstance(content, dict) or not {"id", "offsets"} <= content.keys():
+        offsets = content
+        if isinstance(content, dict) and {"id", "offsets"} <= content.keys():
+            ids[topic], offsets = UUID(content["id"]), content["offsets"]
+        if not isinstance(offsets, dict):
             return None
-        ids[topic] = UUID(content["id"])
-        found |= {TopicPartition(topic, int(number)): offset for number, offset in content["offsets"].items()}
+        for number, offset in offsets.items():
+            if not number.isdigit() or type(offset) is not int:
+                return None
+            found[TopicPartition(topic, int(number))] = offset
     return found
 
 
@@ -270,16 +259,11 @@ def audit_checkpoint(
     table = open_table(sink, match, sink_settings or settings)
     conditions = () if where is None else parse_condition(where)
     log = read_query_log(directory, source)
-    unproven = [
-        *_wrong_topics(log, settings),
-        *(gap(each, "no source of Kafka: what it read was not looked at") for each in log.left_out),
-    ]
+    unproven = [gap(each, "no source of Kafka: what it read was not looked at") for each in log.left_out]
     if not log.batch_ids:
-        why = (
-            "no batch is committed"
-            if log.committed < 0
-            else "its only entry says where the next batch begins"
-        )
+        why = "its only entry says where the next batch begins"
+        if log.committed < 0:
+            why = "no batch is committed"
         unproven.append(gap(f"anything of {directory}", why))
     if not log.topic_ids:
         unproven.append(
@@ -296,6 +280,7 @@ def audit_checkpoint(
             scopes=log.scopes,
             begins=_begins(log),
             ends=f"the last batch committed, {log.committed}" if log.batch_ids else "no batch committed",
+            topic_ids=log.topic_ids,
             table=table,
             conditions=conditions,
             is_distinct=is_distinct,
@@ -323,19 +308,3 @@ def _notes(log: QueryLog) -> list[str]:
     ]
     listed = f": {', '.join(parts[:5])}" if parts else ""
     return [f"{count} batch{'es' if count > 1 else ''} planned and not committed, pending{listed}"]
-
-
-def _wrong_topics(log: QueryLog, settings: Mapping[str, str]) -> list[Unproven]:
-    """Topics that were made anew since the query read them."""
-    if not log.topic_ids:
-        return []
-    with Cluster(settings) as cluster:
-        now = cluster.topics(sorted(log.topic_ids))
-    return [
-        gap(
-            f"all of topic {topic!r}",
-            f"it was deleted and created again: the query read id {expected}, now it is {now[topic].topic_id}",
-        )
-        for topic, expected in sorted(log.topic_ids.items())
-        if now[topic].topic_id != expected
-    ]

@@ -53,8 +53,8 @@ def audit_group(
     if match is None:
         match = lineage_match(sink, sorted({place.topic for place in standing.ends}))
     table = open_table(sink, match, sink_settings or settings)
+    unproven = []
     with Cluster(settings) as cluster:
-        unproven = _recreated(cluster, standing)
         begins, scopes = _scopes(cluster, standing.ends, starts)
     if not any(end > start for start, end in scopes.values()):
         unproven.append(gap(f"anything of group {group!r}", "nothing is committed in the scope"))
@@ -73,6 +73,7 @@ def audit_group(
             scopes=scopes,
             begins=begins,
             ends=standing.said_by,
+            topic_ids=standing.topic_ids,
             table=table,
             conditions=conditions,
             is_distinct=is_distinct,
@@ -139,21 +140,6 @@ def _standing(rows: Sequence[tuple[Any, ...]]) -> tuple[dict[TopicPartition, int
     return ends, {str(topic): str(topic_id) for topic, _, topic_id, _ in rows}
 
 
-def _recreated(cluster: Cluster, standing: Standing) -> list[Unproven]:
-    """Topics of the same name as those that the positions are of."""
-    named = sorted({place.topic for place in standing.ends} & set(standing.topic_ids))
-    now = cluster.topics(named) if named else {}
-    return [
-        gap(
-            f"all of topic {topic!r}",
-            f"it was deleted and created again: the positions are of id {standing.topic_ids[topic]}, now it is "
-            f"{now[topic].topic_id}",
-        )
-        for topic in named
-        if standing.topic_ids[topic] != str(now[topic].topic_id)
-    ]
-
-
 def committed(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
     """What the group has committed to Kafka."""
     try:
@@ -169,19 +155,17 @@ def _scopes(
     starts: Mapping[TopicPartition, int] | str | int | None,
 ) -> tuple[str, dict[TopicPartition, tuple[int, int]]]:
     log_starts = {place: answer.offset for place, answer in cluster.offsets(ends, "earliest").items()}
+    begins = "--from"
     if starts is None or starts == "earliest":
-        return "the log's start", {place: (min(log_starts[place], end), end) for place, end in ends.items()}
-    if isinstance(starts, int):
-        found = cluster.offsets(ends, starts)
-        begin = {
-            place: end if found[place].offset < 0 else found[place].offset for place, end in ends.items()
-        }
-        return "--from", {place: (min(begin[place], end), end) for place, end in ends.items()}
-    if isinstance(starts, str):
+        begins, begin = "the log's start", log_starts
+    elif isinstance(starts, int):
+        found = {place: answer.offset for place, answer in cluster.offsets(ends, starts).items()}
+        begin = {place: end if found[place] < 0 else found[place] for place, end in ends.items()}
+    elif isinstance(starts, str):
         raise UsageError(f"--from {starts}: earliest, a time, or offsets by partition")
-    return "--from", {
-        place: (min(starts.get(place, log_starts[place]), end), end) for place, end in ends.items()
-    }
+    else:
+        begin = {**log_starts, **starts}
+    return begins, {place: (min(begin[place], end), end) for place, end in ends.items()}
 
 
 # ---------------------------------------------------------------------------- lineage
@@ -196,18 +180,15 @@ def lineage_match(sink: str, topics: Sequence[str]) -> str:
         )
     columns = column_names(kind, place)
     for prefix in PREFIXES:
-        names = {role: f"{prefix}{role}" for role in ("topic", "partition", "offset")}
-        if not {names["partition"], names["offset"]} <= set(columns):
+        roles = [role for role in ("topic", "partition", "offset") if f"{prefix}{role}" in columns]
+        if not {"partition", "offset"} <= set(roles):
             continue
-        roles = ["partition", "offset"]
-        if names["topic"] in columns:
-            roles.insert(0, "topic")
-        elif len(topics) > 1:
+        if "topic" not in roles and len(topics) > 1:
             raise UsageError(
-                f"{names['partition']} and {names['offset']} do not say of which topic: name one with "
+                f"{prefix}partition and {prefix}offset do not say of which topic: name one with "
                 f"--topic ({', '.join(topics)}), or give --match"
             )
-        return " AND ".join(f"{quoted(names[role])} = {role}" for role in roles)
+        return " AND ".join(f"{quoted(prefix + role)} = {role}" for role in roles)
     raise UsageError(
         f"--match is needed: no columns of {_shown(kind, place)} say which record a row came from "
         f"(it has {', '.join(columns[:12])})"

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +68,8 @@ class Question:
     """By partition: from which offset on, up to which one, the sink has to have all."""
     begins: str
     ends: str
+    topic_ids: Mapping[str, UUID | str]
+    """Of the topics that the scopes are of, where somebody has written them down."""
     table: ForeignTable
     conditions: Sequence[Condition] = ()
     is_distinct: bool = False
@@ -148,6 +151,7 @@ class _Judgement:
         return self.question.table
 
     def said(self) -> Iterator[Said]:
+        yield from self._recreated()
         yield from self.question.unproven
         yield from self._expired()
         yield from self._unreadable()
@@ -156,6 +160,15 @@ class _Judgement:
         yield from self._extra()
         yield from self.table.problems
         yield from self._unsure()
+
+    def _recreated(self) -> Iterator[Said]:
+        ids = self.question.topic_ids
+        for topic, now in sorted(self.cluster.topics(sorted(ids)).items()) if ids else ():
+            if str(now.topic_id) != str(ids[topic]):
+                yield gap(
+                    f"all of topic {topic!r}",
+                    f"it was deleted and created again: its id was {ids[topic]}, now it is {now.topic_id}",
+                )
 
     def _expired(self) -> Iterator[Said]:
         for ground in self.walked.grounds:
@@ -360,7 +373,7 @@ class _Judgement:
         )
 
     def _account(self, number: int, ground: Ground) -> PartitionAccount:
-        fates: dict[str, int] = {**self.outcome.fates.get(number, {})}
+        fates = {str(fate): count for fate, count in self.outcome.fates.get(number, {}).items()}
         for fate, by_place in ((Fate.DEAD_LETTER, self.aside), (Fate.PENDING, self.tails)):
             if count := by_place.get(number, 0):
                 fates[fate] = count

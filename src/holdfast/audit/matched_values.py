@@ -144,7 +144,7 @@ class Outcome:
     """What records and rows say of each other."""
 
     rows: int = 0
-    fates: dict[int, dict[str, int]] = field(default_factory=dict)
+    fates: dict[int, dict[Fate, int]] = field(default_factory=dict)
     """Of the records of the scope, by place."""
     lost: dict[int, Numbers] = field(default_factory=dict)
     """Offsets by place, ascending."""

@@ -93,6 +93,7 @@ def audit_topics(
             scopes={TopicPartition(source, each.partition): (each.start, each.end) for each in ranges},
             begins="the log's start",
             ends="the log's end when the audit began",
+            topic_ids={},
             table=table,
             conditions=conditions,
             has_tail=not is_finished,
