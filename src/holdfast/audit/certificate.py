@@ -22,8 +22,8 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast import __version__
@@ -164,14 +164,17 @@ def file_name(subject: str, number: int) -> str:
     return f"{plain}-{number:06d}.json"
 
 
+def _stem(subject: str) -> str:
+    """How its files begin."""
+    return file_name(subject, 0).removesuffix("-000000.json")
+
+
 def newest(directory: str, subject: str) -> Certificate | None:
     """The last of this subject's chain."""
-    prefix = file_name(subject, 0).removesuffix("000000.json")
-    numbers = [
-        int(match["number"])
-        for name in _names(directory)
-        if (match := FILE_NAME.fullmatch(name)) and f"{match['subject']}-" == prefix
-    ]
+    if not os.path.exists(directory):
+        return None
+    names = [match for name in os.listdir(directory) if (match := FILE_NAME.fullmatch(name))]
+    numbers = [int(match["number"]) for match in names if match["subject"] == _stem(subject)]
     if not numbers:
         return None
     found = read(os.path.join(directory, file_name(subject, max(numbers))))
@@ -180,13 +183,6 @@ def newest(directory: str, subject: str) -> Certificate | None:
             f"{found.path} is of {found.subject!r}, and named as if it were of {subject!r}"
         )
     return found
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except FileNotFoundError:
-        return []
 
 
 def write(report: Certified, where: str, key: Ed25519PrivateKey | None = None) -> Certificate:
@@ -272,14 +268,14 @@ def expand(paths: Sequence[str]) -> list[str]:
     """The files named, and those of the directories named."""
     found: dict[str, None] = {}
     for path in paths:
-        if not os.path.isdir(path):
-            found.setdefault(path)
-            continue
-        inside = [name for name in sorted(os.listdir(path)) if FILE_NAME.fullmatch(name)]
+        inside = [path]
+        if os.path.isdir(path):
+            inside = [
+                os.path.join(path, name) for name in sorted(os.listdir(path)) if FILE_NAME.fullmatch(name)
+            ]
         if not inside:
             raise UsageError(f"there is no certificate in {path}")
-        for name in inside:
-            found.setdefault(os.path.join(path, name))
+        found |= dict.fromkeys(inside)
     return list(found)
 
 
@@ -292,48 +288,37 @@ def verify(
     """
     chains: dict[str, list[Certificate]] = {}
     unreadable: dict[str, str] = {}
+    """Why, of the first of each chain."""
     for path in expand(paths):
         try:
             found = read(path)
         except CertificateError as error:
             match = FILE_NAME.fullmatch(os.path.basename(path))
-            unreadable[path] = str(error)
-            chains.setdefault(match["subject"] if match else path, [])
-            continue
-        chains.setdefault(found.subject, []).append(found)
-    results = [
-        _verify_chain(subject, found, _of_subject(subject, unreadable), expected, key)
-        for subject, found in sorted(chains.items())
-    ]
+            subject = match["subject"] if match else path
+            unreadable.setdefault(subject, str(error))
+            chains.setdefault(subject, [])
+        else:
+            chains.setdefault(found.subject, []).append(found)
+    results = []
+    for subject, certificates in sorted(chains.items()):
+        chain = tuple(sorted(certificates, key=lambda each: (each.number, each.path)))
+        why = unreadable.get(subject) or unreadable.get(_stem(subject))
+        results.append(Verified(subject, chain, why) if why else _verify_chain(subject, chain, expected, key))
     if expected is not None and not any(
         _is_hash(each.sha256, expected) for result in results for each in result.certificates[-1:]
     ):
         results = [
-            result
-            if result.problem
-            else Verified(
-                result.subject,
-                result.certificates,
-                f"the newest certificate is {result.certificates[-1].name} with the hash "
-                f"{result.certificates[-1].sha256}, not the expected {expected}: later ones were removed, or all "
-                "were made anew",
-                result.notes,
-            )
-            for result in results
+            each if each.problem else replace(each, problem=_other(each, expected)) for each in results
         ]
     return results
 
 
-def _of_subject(subject: str, unreadable: Mapping[str, str]) -> list[str]:
-    found = []
-    for path, words in unreadable.items():
-        match = FILE_NAME.fullmatch(os.path.basename(path))
-        if (match["subject"] if match else path) in (
-            subject,
-            file_name(subject, 0).removesuffix("-000000.json"),
-        ):
-            found.append(words)
-    return found
+def _other(chain: Verified, expected: str) -> str:
+    newest = chain.certificates[-1]
+    return (
+        f"the newest certificate is {newest.name} with the hash {newest.sha256}, not the expected {expected}: later "
+        "ones were removed, or all were made anew"
+    )
 
 
 def _is_hash(found: str, expected: str) -> bool:
@@ -341,15 +326,8 @@ def _is_hash(found: str, expected: str) -> bool:
 
 
 def _verify_chain(
-    subject: str,
-    found: Iterable[Certificate],
-    unreadable: Sequence[str],
-    expected: str | None,
-    key: Ed25519PublicKey | None,
+    subject: str, chain: tuple[Certificate, ...], expected: str | None, key: Ed25519PublicKey | None
 ) -> Verified:
-    chain = tuple(sorted(found, key=lambda each: (each.number, each.path)))
-    if unreadable:
-        return Verified(subject, chain, unreadable[0])
     notes = []
     if chain[0].number > 1:
         notes.append(
@@ -361,13 +339,9 @@ def _verify_chain(
         notes.append(
             "signatures were held against the keys that the certificates name: give yours as --public-key"
         )
-    before: Certificate | None = None
-    for each in chain:
-        problem = _broken(each, before, key)
-        if problem:
-            return Verified(subject, chain, problem, tuple(notes))
-        before = each
-    return Verified(subject, chain, "", tuple(notes))
+    links = zip(chain, (None, *chain), strict=False)
+    problem = next(filter(None, (_broken(each, before, key) for each, before in links)), "")
+    return Verified(subject, chain, problem, tuple(notes))
 
 
 def _broken(each: Certificate, before: Certificate | None, key: Ed25519PublicKey | None) -> str:

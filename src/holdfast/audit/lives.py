@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from holdfast.audit import words
+from holdfast.audit.model import FAULTS, Document
 from holdfast.audit.sinks.letters import DeadLetterRow
 from holdfast.audit.stored import Stored, codec_name, shown_bytes
 from holdfast.pipeline.aside import LATE_FOR
@@ -87,16 +88,13 @@ class SinkLife:
 
 
 @dataclass(frozen=True)
-class Departure:
+class Departure(Document):
     """A row of the record that left the steps."""
 
     route: str
     step: str
     index: int
     batch: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {"route": self.route, "step": self.step, "index": self.index, "batch": self.batch}
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class Life:
 
     @property
     def is_fault(self) -> bool:
-        return self.fate in {str(fate) for fate in words.FAULTS}
+        return self.fate in FAULTS
 
     def as_json(self) -> dict[str, Any]:
         return {

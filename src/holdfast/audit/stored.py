@@ -8,7 +8,7 @@ batches, which are fetched here once more, raw.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from holdfast.audit.model import AuditError, Kind, place_json
 from holdfast.client.spool.marks import ID_HEADER, parse_mark
 from holdfast.errors import UsageError
 from holdfast.pipeline.positions import Place
-from holdfast.reader import ranges_of
+from holdfast.reader import Isolation, OffsetSpec, ranges_of
 from holdfast.reader.cluster import Cluster
 from holdfast.reader.errors import OffsetGone, TopicMissing
 from holdfast.reader.fetch_messages import FETCH, LOWEST_VERSION, Asked, pack_fetch, walk_fetch
@@ -84,11 +84,9 @@ class Stored:
             "log_start": self.log_start,
             "log_end": self.log_end,
             "timestamp_ms": self.timestamp_ms,
-            "timestamp_of": None
-            if self.timestamp_ms is None
-            else "broker"
-            if self.is_append_time
-            else "sender",
+            "timestamp_of": ("broker" if self.is_append_time else "sender")
+            if self.timestamp_ms is not None
+            else None,
             "key": shown_bytes(self.key),
             "value_bytes": None if self.value is None else len(self.value),
             "headers": {name: shown_bytes(value) for name, value in self.headers},
@@ -122,91 +120,63 @@ def place_of(cluster: Cluster, topic: str, partition: int) -> Place:
 def look_up(cluster: Cluster, place: Place, offset: int) -> Stored:
     """What is at this offset today."""
     at = TopicPartition(place.topic, place.partition)
-    log_start = cluster.offsets([at], "earliest")[at].offset
-    log_end = cluster.offsets([at], "latest")[at].offset
-    stable = cluster.offsets([at], "last-stable")[at].offset
+    specs: tuple[OffsetSpec, ...] = ("earliest", "latest", "last-stable")
+    log_start, log_end, stable = (cluster.offsets([at], spec)[at].offset for spec in specs)
+    gone = Stored(place, offset, "expired", log_start, log_end)
     if offset < log_start:
-        return Stored(place, offset, "expired", log_start, log_end)
+        return gone
     if offset >= log_end:
-        return Stored(place, offset, "not_yet", log_start, log_end)
-    is_decided = offset < stable
+        return replace(gone, outcome="not_yet")
     try:
-        kind, row = _kind(cluster, place, offset, is_decided)
-        header, raw = _batch_at(cluster, place, offset)
+        kind, row = _kind(cluster, place, offset, is_decided=offset < stable)
+        found = _batch_at(cluster, place, offset)
     except OffsetGone:  # retention was faster
-        return Stored(place, offset, "expired", log_start, log_end)
-    if kind is Kind.COMPACTED or header is None or raw is None:
-        return Stored(place, offset, "compacted", log_start, log_end, batch=header)
-    return _stored(cluster, place, offset, kind, is_decided, (log_start, log_end), header, raw, row)
+        return gone
+    header, raw = found or (None, b"")
+    if kind is Kind.COMPACTED or header is None:
+        return replace(gone, outcome="compacted", batch=header)
+    stored = _stored(replace(gone, outcome="record", batch=header, row=row), kind, header, raw)
+    if kind is Kind.CONTROL or not header.is_transactional:
+        return stored
+    if offset >= stable:
+        return replace(stored, outcome="open", transaction="open")
+    if kind is Kind.ABORTED:
+        stored = replace(stored, outcome="aborted")
+    marker_offset, marker_ms = _marker(cluster, place, header) or (None, None)
+    ended: Transaction = "aborted" if kind is Kind.ABORTED else "committed"
+    return replace(stored, transaction=ended, marker_offset=marker_offset, marker_ms=marker_ms)
 
 
 def _kind(
-    cluster: Cluster, place: Place, offset: int, is_decided: bool
+    cluster: Cluster, place: Place, offset: int, *, is_decided: bool
 ) -> tuple[Kind, pa.RecordBatch | None]:
     reports: list[RangeReport] = []
     wanted = PartitionRange(place.topic, place.topic_id, place.partition, offset, offset + 1)
-    isolation: Literal["read_committed", "read_uncommitted"] = (
-        "read_committed" if is_decided else "read_uncommitted"
-    )
+    isolation: Isolation = "read_committed" if is_decided else "read_uncommitted"
     rows = list(cluster.read([wanted], isolation=isolation, reports=reports))
     (report,) = reports
     if report.records:
         return Kind.RECORD, rows[0]
-    if report.control:
-        return Kind.CONTROL, None
-    return (Kind.ABORTED if report.aborted else Kind.COMPACTED), None
+    return (Kind.CONTROL if report.control else Kind.ABORTED if report.aborted else Kind.COMPACTED), None
 
 
-def _stored(
-    cluster: Cluster,
-    place: Place,
-    offset: int,
-    kind: Kind,
-    is_decided: bool,
-    log: tuple[int, int],
-    header: BatchHeader,
-    raw: bytes,
-    row: pa.RecordBatch | None,
-) -> Stored:
-    record = next(
-        (each for each in iterate_records(raw) if header.base_offset + each.offset_delta == offset), None
-    )
-    timestamp = None
+def _stored(stored: Stored, kind: Kind, header: BatchHeader, raw: bytes) -> Stored:
+    """With what stands in the batch."""
+    at = stored.offset - header.base_offset
+    record = next((each for each in iterate_records(raw) if each.offset_delta == at), None)
     if record is not None:
-        timestamp = (
-            header.max_timestamp
-            if header.is_log_append_time
-            else header.base_timestamp + record.timestamp_delta
+        sent_ms = header.base_timestamp + record.timestamp_delta
+        stored = replace(
+            stored,
+            timestamp_ms=header.max_timestamp if header.is_log_append_time else sent_ms,
+            key=None if kind is Kind.CONTROL else record.key,
+            value=record.value,
+            headers=tuple((str(name), value) for name, value in record.headers),
         )
-    transaction: Transaction = "none"
-    marker: tuple[int, int] | None = None
-    outcome: Outcome = "record"
     if kind is Kind.CONTROL:
-        outcome = "control"
-        transaction = "committed" if record is not None and _is_commit(record.key) else "aborted"
-    elif header.is_transactional:
-        if is_decided:
-            transaction = "aborted" if kind is Kind.ABORTED else "committed"
-            outcome = "aborted" if kind is Kind.ABORTED else "record"
-            marker = _marker(cluster, place, header)
-        else:
-            transaction, outcome = "open", "open"
-    return Stored(
-        place,
-        offset,
-        outcome,
-        *log,
-        timestamp_ms=timestamp,
-        is_append_time=header.is_log_append_time,
-        key=None if record is None or kind is Kind.CONTROL else record.key,
-        value=None if record is None else record.value,
-        headers=() if record is None else tuple((str(name), value) for name, value in record.headers),
-        batch=header,
-        transaction=transaction,
-        marker_offset=None if marker is None else marker[0],
-        marker_ms=None if marker is None else marker[1],
-        row=row,
-    )
+        is_commit = record is not None and _is_commit(record.key)
+        stored = replace(stored, outcome="control", transaction="committed" if is_commit else "aborted")
+    return replace(stored, is_append_time=header.is_log_append_time)
 
 
 def _is_commit(key: bytes | None) -> bool:
@@ -230,12 +200,11 @@ def _batch_json(batch: BatchHeader) -> dict[str, Any]:
 # ------------------------------------------------------------------------ raw batches
 
 
-def _batch_at(cluster: Cluster, place: Place, offset: int) -> tuple[BatchHeader | None, bytes | None]:
-    """The batch whose offsets hold this one; without its bytes when the log has none such."""
-    for header, raw in _fetched(cluster, place, offset):
-        if header.last_offset >= offset:
-            return (header, raw) if header.base_offset <= offset else (None, None)
-    return None, None
+def _batch_at(cluster: Cluster, place: Place, offset: int) -> tuple[BatchHeader, bytes] | None:
+    """The batch whose offsets hold this one; nothing when the log has none such."""
+    behind = (each for each in _fetched(cluster, place, offset) if each[0].last_offset >= offset)
+    header, raw = next(behind, (None, b""))
+    return (header, raw) if header is not None and header.base_offset <= offset else None
 
 
 def _marker(cluster: Cluster, place: Place, header: BatchHeader) -> tuple[int, int] | None:
@@ -299,12 +268,11 @@ def offsets_of_key(
     for batch in cluster.read(ranges, headers=False):
         chosen = batch.filter(pc.fill_null(pc.equal(batch.column("key"), wanted), False))
         count += chosen.num_rows
-        moments = chosen.column("timestamp").cast(pa.int64()).to_pylist()
-        for moment, partition, offset in zip(
-            moments, chosen.column("partition").to_pylist(), chosen.column("offset").to_pylist(), strict=True
-        ):
-            found.append((moment or 0, places[partition], offset))
+        moments = pc.fill_null(chosen.column("timestamp").cast(pa.int64()), 0).to_pylist()
+        at = zip(chosen.column("partition").to_pylist(), chosen.column("offset").to_pylist(), strict=True)
+        found += [
+            (moment, places[number], offset) for moment, (number, offset) in zip(moments, at, strict=True)
+        ]
         if len(found) > 4 * most:
-            found = sorted(found, key=lambda each: each[0])[-most:]
-    newest = sorted(found, key=lambda each: (each[0], each[1], each[2]))[-most:]
-    return [(place, offset) for _, place, offset in newest], count
+            found = sorted(found)[-most:]
+    return [(place, offset) for _, place, offset in sorted(found)[-most:]], count

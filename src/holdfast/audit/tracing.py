@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.audit import unaltered
 from holdfast.audit.decoding import SourceDecoder
@@ -173,32 +174,29 @@ def conclude(
     is_known: bool,
 ) -> tuple[str, str]:
     if any(each.standing == "other" for each in sinks):
-        return (
-            "other",
-            "the sinks were fed from an earlier topic of this name, which was deleted: this record is not of it",
-        )
+        said = "the sinks were fed from an earlier topic of this name, which was deleted: this record is not of it"
+        return "other", said
     mains = [each for each in sinks if not each.takes and each.kind != "dead_letter"]
     held = [each for each in mains if each.held]
     if stored.outcome in ("aborted", "control", "not_yet", "open"):
         if held:
-            names = _names(held)
-            return str(Fate.EXTRA), f"{ENDS[stored.outcome]}; and yet {names} has a row of it"
+            return Fate.EXTRA, f"{ENDS[stored.outcome]}; and yet {_names(held)} has a row of it"
         return stored.outcome, ENDS[stored.outcome]
     if held and all(text.startswith(ERASED) for each in held for text in each.held):
-        return str(Fate.ERASED), f"it was {held[0].held[0]}, and no sink has a row of it any more"
+        return Fate.ERASED, f"it was {held[0].held[0]}, and no sink has a row of it any more"
     twice = [each for each in held if len(each.held) > 1]
     if twice and not expands(definition):
-        return str(Fate.DUPLICATED), f"it is there more than once in {_names(twice)}"
+        return Fate.DUPLICATED, f"it is there more than once in {_names(twice)}"
     found = _found(definition, stored, mains, held, departures, dead)
     if found is not None:
         return found
-    if any(each.standing == "unreadable" or each.problem for each in mains):
-        troubled = _names([each for each in mains if each.standing == "unreadable" or each.problem])
-        return "unknown", f"it is nowhere that can be read, and {troubled} cannot be read"
+    troubled = [each for each in mains if each.standing == "unreadable" or each.problem]
+    if troubled:
+        return "unknown", f"it is nowhere that can be read, and {_names(troubled)} cannot be read"
     if stored.outcome in ENDS:
         return stored.outcome, f"{ENDS[stored.outcome]}; no sink holds a row of it"
     if all(each.standing in ("pending", "empty") for each in sinks):
-        return str(Fate.PENDING), "no sink has taken its offset yet"
+        return Fate.PENDING, "no sink has taken its offset yet"
     if all(each.standing == "before" for each in sinks if each.standing not in ("pending", "empty")):
         return "before", "the pipeline began behind it"
     if not is_known:
@@ -208,16 +206,12 @@ def conclude(
         )
     windows = [each for each in sinks if each.takes and each.held]
     if not mains and windows:
-        return str(Fate.AGGREGATED), f"it counts in {_names(windows)}"
+        return Fate.AGGREGATED, f"it counts in {_names(windows)}"
     if not mains:
-        return (
-            "unknown",
-            "no sink keeps rows by themselves, and which windows it counts in cannot be told here",
-        )
-    return (
-        str(Fate.LOST),
-        f"the ledger of {_names([each for each in mains if each.standing == 'taken'])} covers it, and it is nowhere",
-    )
+        said = "no sink keeps rows by themselves, and which windows it counts in cannot be told here"
+        return "unknown", said
+    taken = [each for each in mains if each.standing == "taken"]
+    return Fate.LOST, f"the ledger of {_names(taken)} covers it, and it is nowhere"
 
 
 def _found(
@@ -232,10 +226,10 @@ def _found(
     leaving = [each for each in departures if each.route in LEAVING]
     if held and (leaving or dead) and not expands(definition):
         route = "a dead letter" if dead else f"the record of what step {leaving[0].step!r} let go"
-        return str(Fate.DUPLICATED), f"it is in {_names(held)} and in {route}"
+        return Fate.DUPLICATED, f"it is in {_names(held)} and in {route}"
     if dead:
         why = f"{dead[0].reason}: {dead[0].error}" if dead[0].error else dead[0].reason
-        return str(Fate.DEAD_LETTER), f"it is a dead letter, because of {why}"
+        return Fate.DEAD_LETTER, f"it is a dead letter, because of {why}"
     if leaving and not held:
         return leaving[0].route, {
             "filtered": f"step {leaving[0].step!r} let it go",
@@ -252,14 +246,14 @@ def _found(
         return None
     lost = [each for each in missing if not each.keeps_last]
     if lost:
-        return str(Fate.LOST), f"it is in {_names(held)}, and not in {_names(lost)}, whose ledger covers it"
+        return Fate.LOST, f"it is in {_names(held)}, and not in {_names(lost)}, whose ledger covers it"
     late = [each for each in departures if each.route == LATE_FOR]
     more = f"; it was too late for {', '.join(repr(each.step) for each in late)}" if late else ""
     waits = [each for each in mains if each.standing == "pending"]
     rest = f"; {_names(waits)} has not taken it yet" if waits else ""
     if replaced:
         rest += f"; {_replaced(stored, replaced)[1]}"
-    return str(Fate.OUTPUT), f"it is in {_names(held)}{rest}{more}"
+    return Fate.OUTPUT, f"it is in {_names(held)}{rest}{more}"
 
 
 def _replaced(stored: Stored, sinks: Sequence[SinkLife]) -> tuple[str, str]:
@@ -268,15 +262,13 @@ def _replaced(stored: Stored, sinks: Sequence[SinkLife]) -> tuple[str, str]:
     for sink in sinks:
         instead = sink.instead
         if instead is None:
-            return (
-                "unknown",
-                f"{sink.name} keeps the last row of each key, and its key cannot be told without the steps",
-            )
+            said = "keeps the last row of each key, and its key cannot be told without the steps"
+            return "unknown", f"{sink.name} {said}"
         if not instead.topic:
             return "unknown", f"{sink.name} has no row of {instead.key}: it was deleted, or it is lost"
         if instead.is_older_than(place.topic, place.partition, stored.offset):
-            return str(Fate.LOST), f"{sink.name} has an older row of {instead.key}, made of {instead.name}"
-    return str(Fate.SUPERSEDED), "; ".join(
+            return Fate.LOST, f"{sink.name} has an older row of {instead.key}, made of {instead.name}"
+    return Fate.SUPERSEDED, "; ".join(
         f"{each.name} has a newer row of {each.instead.key}, made of {each.instead.name}"
         for each in sinks
         if each.instead is not None
@@ -373,18 +365,9 @@ class Tracer:
             problem = self.redact(str(error))
             return SinkLife(name, reader.kind, reader.takes, "unreadable", problem=problem)
         damaged = [each for each in held if DAMAGED.match(each)]
-        whole = tuple(each for each in held if not DAMAGED.match(each))
-        return SinkLife(
-            name,
-            reader.kind,
-            reader.takes,
-            standing,
-            entry,
-            whole,
-            "; ".join(damaged),
-            instead,
-            upsert is not None,
-        )
+        whole = tuple(each for each in held if each not in damaged)
+        what = (standing, entry, whole, "; ".join(damaged), instead, upsert is not None)
+        return SinkLife(name, reader.kind, reader.takes, *what)
 
     def _departures(
         self, stored: Stored, entries: Mapping[str, Entry] | None
@@ -397,12 +380,11 @@ class Tracer:
             recorded = read_all(home_of(self._known()), entries)
         except (AsideDamaged, OSError):
             return (), False
-        found: list[Departure] = []
-        for batch, table in recorded:
-            found += [
-                Departure(row["route"], row["step"], row["index"], batch.name)
-                for row in _rows_at(table, stored)
-            ]
+        found = [
+            Departure(row["route"], row["step"], row["index"], batch.name)
+            for batch, table in recorded
+            for row in _rows_at(table, stored)
+        ]
         names = {batch.name for batch, _ in recorded}
         is_known = entries is not None and all(
             name in names or not _has_left(entry) for name, entry in entries.items()
@@ -417,18 +399,13 @@ class Tracer:
                 yield row
 
 
-def _rows_at(table: Any, stored: Stored) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+def _rows_at(table: pa.Table, stored: Stored) -> list[dict[str, Any]]:
     at = pc.and_(
         pc.equal(table.column("offset"), stored.offset),
         pc.equal(table.column("partition"), stored.place.partition),
     )
-    chosen = table.filter(at)
-    chosen = chosen.filter(pc.equal(chosen.column("topic").cast(pa.string()), stored.place.topic))
-    rows: list[dict[str, Any]] = chosen.to_pylist()
-    return rows
+    rows: list[dict[str, Any]] = table.filter(at).to_pylist()
+    return [row for row in rows if row["topic"] == stored.place.topic]
 
 
 def _has_left(entry: Entry) -> bool:
@@ -466,10 +443,7 @@ def _covering(entries: Sequence[Entry], stored: Stored) -> tuple[str, Entry | No
         return "other", None
     if standing is None or stored.offset >= standing[1].offset:
         return "pending", None
-    known = standing[1]
-    first = min(
-        (entry.range.spans[stored.place].start for entry in entries if stored.place in entry.range.spans),
-        default=known.offset,
-    )
+    starts = [entry.range.spans[stored.place].start for entry in entries if stored.place in entry.range.spans]
     # Ledgers of topics keep only their newest entries: what lies before the first kept was taken or came before.
-    return ("before" if stored.offset < first and entries[0].number == 0 else "taken"), None
+    is_before = stored.offset < min(starts, default=standing[1].offset) and entries[0].number == 0
+    return ("before" if is_before else "taken"), None
