@@ -6,6 +6,7 @@ A table of SQLite that we did not write, in one snapshot, opened for reading onl
 from __future__ import annotations
 
 import sqlite3
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final
@@ -24,10 +25,7 @@ SLICE_BLOCKS: Final = 4096
 """Of a table, read at once: 32 MiB."""
 SLICE_ROWS: Final = 200_000
 
-_POSTGRES_KINDS: Final[Mapping[str, Kind]] = {
-    "int2": Kind.INTEGER,
-    "int4": Kind.INTEGER,
-    "int8": Kind.INTEGER,
+_POSTGRES_KINDS: Final[Mapping[str, Kind]] = dict.fromkeys(("int2", "int4", "int8"), Kind.INTEGER) | {
     "numeric": Kind.NUMBER,
     "float8": Kind.DOUBLE,
     "float4": Kind.SINGLE,
@@ -51,22 +49,34 @@ def split_table(url: str) -> tuple[str, str, str]:
     return urlunsplit(parts._replace(query=rest)), schema if dot else "public", name
 
 
-def declared(table: ForeignTable, columns: Mapping[str, str]) -> list[str]:
-    """The types of the columns that a match names, of all of a table."""
-    for pair in table.match.pairs:
-        if len(pair.path) > 1 or pair.path[0] not in columns:
-            raise missing_column(pair, pair.path[0], list(columns), table.name)
-    return [columns[pair.path[0]] for pair in table.match.pairs]
+class DatabaseTable(ForeignTable):
+    """A table whose columns have their types in the database."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, str]:
+        """Names and types."""
+
+    @abstractmethod
+    def kind_of(self, type_: str) -> Kind: ...
+
+    def names(self) -> list[str]:
+        return list(self.columns())
+
+    def kinds(self) -> list[Kind]:
+        columns = self.columns()
+        for pair in self.match.pairs:
+            if len(pair.path) > 1 or pair.path[0] not in columns:
+                raise missing_column(pair, pair.path[0], list(columns), self.name)
+        return [self.kind_of(columns[pair.path[0]]) for pair in self.match.pairs]
 
 
-class PostgresTable(ForeignTable):
+class PostgresTable(DatabaseTable):
     kind = "postgres"
 
     def __init__(self, url: str, match: Match) -> None:
         self._url, self._schema, self._table = split_table(url)
         shown = self._table if self._schema == "public" else f"{self._schema}.{self._table}"
         super().__init__(f"postgresql table {shown}", match)
-        self._kinds: list[Kind] = []
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
@@ -86,7 +96,6 @@ class PostgresTable(ForeignTable):
             raise AuditError(f"{self.name} cannot be read: {str(error).strip()}") from error
 
     def columns(self) -> dict[str, str]:
-        """Names and types."""
         with self.connected() as connection:
             found = connection.execute(
                 "SELECT column_name, udt_name FROM information_schema.columns "
@@ -99,12 +108,11 @@ class PostgresTable(ForeignTable):
             )
         return {str(name): str(type_) for name, type_ in found}
 
-    def kinds(self) -> list[Kind]:
-        self._kinds = [_POSTGRES_KINDS.get(kind, Kind.TEXT) for kind in declared(self, self.columns())]
-        return self._kinds
+    def kind_of(self, type_: str) -> Kind:
+        return _POSTGRES_KINDS.get(type_, Kind.TEXT)
 
     def rows(self) -> Iterator[RowBatch]:
-        kinds = self._kinds or self.kinds()
+        kinds = self.kinds()
         with self.connected() as connection:
             connection.execute("SET LOCAL extra_float_digits = 1")
             for statement in self._statements(connection, kinds):
@@ -174,18 +182,13 @@ def _unpacked(packed_lengths: bytes, content: bytes, kind: Kind) -> Values:
 
 
 BATCH_ROWS: Final = 65_536
-_KINDS: Final[Mapping[str, Kind]] = {
+_SQLITE_KINDS: Final[Mapping[str, Kind]] = {
     "INT": Kind.INTEGER,
-    "CHAR": Kind.TEXT,
-    "TEXT": Kind.TEXT,
-    "CLOB": Kind.TEXT,
+    **dict.fromkeys(("CHAR", "TEXT", "CLOB"), Kind.TEXT),
     "BLOB": Kind.BYTES,
-    "REAL": Kind.DOUBLE,
-    "FLOA": Kind.DOUBLE,
-    "DOUB": Kind.DOUBLE,
+    **dict.fromkeys(("REAL", "FLOA", "DOUB"), Kind.DOUBLE),
     "BOOL": Kind.BOOLEAN,
-    "DEC": Kind.NUMBER,
-    "NUM": Kind.NUMBER,
+    **dict.fromkeys(("DEC", "NUM"), Kind.NUMBER),
 }
 """By what is in a column's declared type, as SQLite itself looks at it."""
 
@@ -199,7 +202,7 @@ def split_sqlite(place: str) -> tuple[str, str]:
     return path[3:] if path.startswith("///") else path, table
 
 
-class SqliteTable(ForeignTable):
+class SqliteTable(DatabaseTable):
     kind = "sqlite"
 
     def __init__(self, place: str, match: Match) -> None:
@@ -224,11 +227,8 @@ class SqliteTable(ForeignTable):
             raise AuditError(f"{self.name}: there is no such table in {self._path}")
         return {str(name): str(type_).upper() for name, type_ in found}
 
-    def kinds(self) -> list[Kind]:
-        return [
-            next((kind for word, kind in _KINDS.items() if word in declared_as), Kind.TEXT)
-            for declared_as in declared(self, self.columns())
-        ]
+    def kind_of(self, type_: str) -> Kind:
+        return next((kind for word, kind in _SQLITE_KINDS.items() if word in type_), Kind.TEXT)
 
     def rows(self) -> Iterator[RowBatch]:
         kinds = self.kinds()

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from holdfast.audit.evaluating import TEXT, Kind, Values, fine
-from holdfast.audit.foreign_rows import ForeignTable, RowBatch, column_at, kind_at, type_at
+from holdfast.audit.foreign_rows import ForeignTable, RowBatch, column_at, kinds_in, names_in
 from holdfast.audit.matching import Match, MatchError, Pair
 from holdfast.audit.model import AuditError, Fate, Finding
 from holdfast.audit.sinks.files import BROKEN, files_below, first_line, folder_values
@@ -71,17 +71,10 @@ class ParquetTable(ForeignTable):
         directory = os.path.join(self._path, SPARK_METADATA)
         if not os.path.isdir(directory):
             return None
-        entries: dict[int, str] = {}
-        compacted = -1
-        for name in os.listdir(directory):
-            digits = name.removesuffix(".compact")
-            if not digits.isdigit():
-                continue
-            if name.endswith(".compact"):
-                compacted = max(compacted, int(digits))
-                entries[int(digits)] = name
-            else:
-                entries.setdefault(int(digits), name)
+        # Sorted, a compacted entry comes behind the plain one of its number.
+        names = sorted(name for name in os.listdir(directory) if name.removesuffix(".compact").isdigit())
+        entries = {int(name.removesuffix(".compact")): name for name in names}
+        compacted = max((number for number, name in entries.items() if name.endswith(".compact")), default=-1)
         found: set[str] = set()
         for number in sorted(each for each in entries if each >= compacted):
             with open(os.path.join(directory, entries[number]), encoding="utf-8") as file:
@@ -89,10 +82,7 @@ class ParquetTable(ForeignTable):
             for line in lines[1:]:
                 entry = json.loads(line)
                 path = os.path.join(self._path, _relative(unquote(urlsplit(entry["path"]).path), self._path))
-                if entry.get("action", "add") == "delete":
-                    found.discard(path)
-                else:
-                    found.add(path)
+                (found.discard if entry.get("action") == "delete" else found.add)(path)
         return found
 
     def _problem(self, path: str, what: str) -> None:
@@ -102,6 +92,9 @@ class ParquetTable(ForeignTable):
     def schema(self) -> pa.Schema:
         """Of the first file that can be read, with what its directories say; empty when there is none."""
         return next(self._schemas(), pa.schema([]))
+
+    def names(self) -> list[str]:
+        return names_in(self.schema())
 
     def _schemas(self) -> Iterator[pa.Schema]:
         import pyarrow.parquet as pq
@@ -120,9 +113,7 @@ class ParquetTable(ForeignTable):
         refused: MatchError | None = None
         for schema in self._schemas():
             try:
-                return [
-                    kind_at(type_at(schema, pair, self.name), pair, self.name) for pair in self.match.pairs
-                ]
+                return kinds_in(schema, self.match, self.name)
             except MatchError as wrong:
                 refused = refused or wrong  # a column may have been added later
         if refused is not None:
@@ -208,9 +199,11 @@ class DeltaTableRows(ForeignTable):
     def schema(self) -> pa.Schema:
         return self._open().to_pyarrow_dataset().schema
 
+    def names(self) -> list[str]:
+        return names_in(self.schema())
+
     def kinds(self) -> list[Kind]:
-        schema = self.schema()
-        return [kind_at(type_at(schema, pair, self.name), pair, self.name) for pair in self.match.pairs]
+        return kinds_in(self.schema(), self.match, self.name)
 
     def rows(self) -> Iterator[RowBatch]:
         self.problems.clear()

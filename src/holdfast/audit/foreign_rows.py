@@ -41,6 +41,10 @@ class ForeignTable(ABC):
         self.problems: list[Finding] = []
         self.notes: list[str] = []
 
+    def names(self) -> list[str]:
+        """The columns that a match may name, those in structs with their paths; nothing of a topic."""
+        return []
+
     @abstractmethod
     def kinds(self) -> list[Kind]:
         """How each pair is compared."""
@@ -48,6 +52,15 @@ class ForeignTable(ABC):
     @abstractmethod
     def rows(self) -> Iterator[RowBatch]:
         """Everything that is there now. A snapshot is taken at the first row."""
+
+
+def names_in(schema: pa.Schema) -> list[str]:
+    names: list[str] = []
+    for each in schema:
+        names.append(each.name)
+        if pa.types.is_struct(each.type):
+            names += [f"{each.name}.{inner.name}" for inner in each.type]
+    return names
 
 
 def missing_column(pair: Pair, name: str, there: Sequence[str], where: str) -> MatchError:
@@ -69,7 +82,12 @@ def type_at(schema: pa.Schema, pair: Pair, where: str) -> pa.DataType:
     return type_
 
 
-def kind_at(type_: pa.DataType, pair: Pair, where: str) -> Kind:
+def kinds_in(schema: pa.Schema, match: Match, where: str) -> list[Kind]:
+    """How each pair is compared with a column of these."""
+    return [_kind_at(type_at(schema, pair, where), pair, where) for pair in match.pairs]
+
+
+def _kind_at(type_: pa.DataType, pair: Pair, where: str) -> Kind:
     kind = kind_of(type_)
     if kind is None:
         raise MatchError(

@@ -16,7 +16,7 @@ from accounts for nothing, nor does one of another group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,11 +76,19 @@ def read_dead_letters(
 SINKS: Final = "parquet:PATH, delta:PATH, postgresql://…?table=NAME, sqlite:PATH?table=NAME or topic:NAME"
 
 
+KINDS: Final[Mapping[str, Callable[[str, Match], ForeignTable]]] = {
+    "parquet": ParquetTable,
+    "delta": DeltaTableRows,
+    "postgres": PostgresTable,
+    "sqlite": SqliteTable,
+}
+
+
 def parse_sink(text: str) -> tuple[str, str]:
     """The kind and the place of `--sink`."""
-    for kind in ("parquet", "delta", "topic", "sqlite"):
-        if text.startswith(f"{kind}:") and len(text) > len(kind) + 1:
-            return kind, text[len(kind) + 1 :]
+    kind, _, place = text.partition(":")
+    if kind in ("parquet", "delta", "topic", "sqlite") and place:
+        return kind, place
     if text.startswith(("postgresql://", "postgres://")):
         return "postgres", text
     raise UsageError(f"--sink {text!r}: write {SINKS}")
@@ -90,40 +98,12 @@ def open_table(sink: str, match_text: str, settings: Mapping[str, str]) -> Forei
     """The sink of `--sink` with its match; `settings` reach the cluster of a topic."""
     kind, place = parse_sink(sink)
     match = parse_match(match_text, is_topic=kind == "topic")
-    match kind:
-        case "parquet":
-            return ParquetTable(place, match)
-        case "delta":
-            return DeltaTableRows(place, match)
-        case "postgres":
-            return PostgresTable(place, match)
-        case "sqlite":
-            return SqliteTable(place, match)
-        case _:
-            return TopicTable(place, match, settings)
+    return KINDS[kind](place, match) if kind in KINDS else TopicTable(place, match, settings)
 
 
 def column_names(kind: str, place: str) -> list[str]:
-    """The columns of a sink that has such, those in structs with their paths."""
-    nothing = Match(())
-    match kind:
-        case "parquet":
-            return _flat(ParquetTable(place, nothing).schema())
-        case "delta":
-            return _flat(DeltaTableRows(place, nothing).schema())
-        case "sqlite":
-            return list(SqliteTable(place, nothing).columns())
-        case _:
-            return list(PostgresTable(place, nothing).columns())
-
-
-def _flat(schema: pa.Schema) -> list[str]:
-    names: list[str] = []
-    for each in schema:
-        names.append(each.name)
-        if pa.types.is_struct(each.type):
-            names += [f"{each.name}.{inner.name}" for inner in each.type]
-    return names
+    """The columns of a sink that is no topic."""
+    return KINDS[kind](place, Match(())).names()
 
 
 # ---------------------------------------------------------------------------- a topic
