@@ -19,6 +19,7 @@ go is no cell of any sink: it stands under the sink `steps`, with the step for i
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -381,20 +382,15 @@ class Report(Document):
     def total(self, fate: Fate) -> int:
         """Records with this fate, one that is missing in two sinks once; faults that are about no partition (windows,
         files) count too."""
+        of_fate = [each for each in self.findings if each.fate is fate]
+        by_sink: Counter[tuple[Place, str]] = Counter()
+        for each in of_fate:
+            if each.place is not None:
+                by_sink[each.place, each.sink] += each.count or 1
         counted = {account.place: account.fates.get(fate, 0) for account in self.partitions}
-        elsewhere = 0
-        by_sink: dict[tuple[Place, str], int] = {}
-        for each in self.findings:
-            if each.fate is not fate:
-                continue
-            if each.place is None:
-                elsewhere += each.count or 1
-            else:
-                key = (each.place, each.sink)
-                by_sink[key] = by_sink.get(key, 0) + (each.count or 1)
         for (place, _), count in by_sink.items():
             counted[place] = max(counted.get(place, 0), count)
-        return sum(counted.values()) + elsewhere
+        return sum(counted.values()) + sum(each.count or 1 for each in of_fate if each.place is None)
 
     def as_json(self) -> dict[str, Any]:
         return {"version": REPORT_VERSION, "verdict": str(self.verdict), **super().as_json()}
@@ -427,13 +423,7 @@ class Examined:
         return cls(*(tuple(each for each in listed if isinstance(each, kind)) for kind in kinds))
 
     def __add__(self, other: Examined) -> Examined:
-        return Examined(
-            self.findings + other.findings,
-            self.unproven + other.unproven,
-            self.windows + other.windows,
-            self.notes + other.notes,
-            self.coverage + other.coverage,
-        )
+        return Examined(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Examined)))
 
 
 Said = Finding | Unproven | WindowAccount | str | ColumnCoverage

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,6 +23,7 @@ from holdfast.audit.model import (
     Timeline,
 )
 from holdfast.audit.source import NO_TICK, RECORD, TICK_MS, LogEnds, PartitionWalk, SourceWalk, keys_at
+from holdfast.audit.words import place_text
 from holdfast.pipeline.positions import Place
 
 if TYPE_CHECKING:
@@ -43,54 +46,34 @@ def partition_accounts(
     accounts = []
     for place, part in sorted(walk.partitions.items()):
         counted = np.bincount(fates[place], minlength=NO_FATE + 1)
-        by_fate = {str(fate): int(counted[CODE[fate]]) for fate in FATES if counted[CODE[fate]]}
-        pending = logs[place].end - part.end
-        if pending > 0:
-            by_fate[str(Fate.PENDING)] = by_fate.get(str(Fate.PENDING), 0) + pending
-        accounts.append(
-            PartitionAccount(
-                place,
-                part.start,
-                part.end,
-                part.kinds(),
-                by_fate,
-                logs[place].start,
-                logs[place].end,
-                f"{part.digest(part.start, part.end):016x}",
-            )
-        )
+        by_fate = Counter({str(fate): int(counted[CODE[fate]]) for fate in FATES})
+        by_fate[Fate.PENDING] += max(logs[place].end - part.end, 0)
+        ends = (part.kinds(), +by_fate, logs[place].start, logs[place].end)
+        digest = f"{part.digest(part.start, part.end):016x}"
+        accounts.append(PartitionAccount(place, part.start, part.end, *ends, digest))
     return tuple(accounts)
 
 
 def sink_account(
     reader: SinkReader, holding: Holding | None, judgements: Sequence[Judgement], examined: Examined
 ) -> SinkAccount:
-    entries = reader.entries()
     rows = sum(each.windows for each in examined.windows if each.sink == reader.name)
-    fates: dict[str, int] = {}
+    fates: Counter[str] = Counter()
     if holding is not None:
-        inside = sum(int(counts.sum(dtype=np.int64)) for counts in holding.counts.values())
-        erased = sum(int(counts.sum(dtype=np.int64)) for counts in holding.erased.values())
-        fates[str(Fate.DEAD_LETTER if reader.kind == "dead_letter" else Fate.OUTPUT)] = inside - erased
-        fates[str(Fate.ERASED)] = erased
-    lost = sum(int(each.lost.sum()) for each in judgements)
-    if lost:
-        fates[str(Fate.LOST)] = lost
+        rows = holding.rows - holding.rows_erased
+        inside, erased = (
+            sum(int(counts.sum(dtype=np.int64)) for counts in of.values())
+            for of in (holding.counts, holding.erased)
+        )
+        fates[Fate.DEAD_LETTER if reader.kind == "dead_letter" else Fate.OUTPUT] = inside - erased
+        fates[Fate.ERASED] = erased
+    fates[Fate.LOST] = sum(int(each.lost.sum()) for each in judgements)
     for each in examined.findings:
         if each.sink == reader.name and each.fate is not Fate.LOST:
-            fates[str(each.fate)] = fates.get(str(each.fate), 0) + (each.count or 1)
-    return SinkAccount(
-        reader.name,
-        reader.kind,
-        rows if holding is None else holding.rows - holding.rows_erased,
-        len(entries),
-        {
-            f"{place.topic}-{place.partition}": at.offset
-            for place, at in sorted(reader.positions().at.items())
-        },
-        {fate: count for fate, count in fates.items() if count},
-        reader.takes,
-    )
+            fates[each.fate] += each.count or 1
+    positions = {place_text(place): at.offset for place, at in sorted(reader.positions().at.items())}
+    kept = {fate: count for fate, count in fates.items() if count}
+    return SinkAccount(reader.name, reader.kind, rows, len(reader.entries()), positions, kept, reader.takes)
 
 
 def timeline(walk: SourceWalk, fates: Mapping[Place, Fates]) -> Timeline:
@@ -158,11 +141,10 @@ def _first_records(finding: Finding, part: PartitionWalk) -> list[int]:
     """Records at the beginning of the finding's ranges; none where the ranges only say among which it is."""
     if sum(last - first + 1 for first, last in finding.ranges) > finding.count:
         return []
-    found: list[int] = []
-    for first, last in finding.ranges[:KEYS_MAX]:
-        found += [
-            offset
-            for offset in range(first, min(last, first + KEYS_MAX) + 1)
-            if part.start <= offset < part.end and part.codes[offset - part.start] == RECORD
-        ]
-    return found[:KEYS_MAX]
+    offsets = (
+        offset
+        for first, last in finding.ranges[:KEYS_MAX]
+        for offset in range(max(first, part.start), min(last, first + KEYS_MAX, part.end - 1) + 1)
+        if part.codes[offset - part.start] == RECORD
+    )
+    return list(islice(offsets, KEYS_MAX))
