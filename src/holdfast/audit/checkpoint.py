@@ -78,39 +78,10 @@ def read_query_log(directory: str, source: int | None = None) -> QueryLog:
     _check(directory)
     for _ in range(ATTEMPTS):
         try:
-            return _read(directory, source)
+            return _Reader(directory, source).log()
         except FileNotFoundError as gone:
             vanished = gone  # Spark has let go of its oldest entry since we listed them
     raise AuditError(f"{directory} loses its entries faster than they can be read: {vanished.filename}")
-
-
-def _read(directory: str, source: int | None) -> QueryLog:
-    entries = _numbers(os.path.join(directory, "offsets"))
-    commits = set(_numbers(os.path.join(directory, "commits")))
-    if not entries:
-        raise AuditError(f"{directory}/offsets is empty: the query has not planned a batch yet")
-    read = _Reader(directory, source)
-    oldest, planned = entries[0], entries[-1]
-    committed = max((number for number in entries if number in commits), default=-1)
-    standings = {number: read.entry(number) for number in {oldest, planned, committed} if number >= 0}
-    begin = read.beginning(standings[oldest]) if oldest == 0 else None
-    is_whole = begin is not None
-    starts = begin if begin is not None else standings[oldest]
-    in_scope = [number for number in entries if number <= committed and (is_whole or number > oldest)]
-    return QueryLog(
-        directory=directory,
-        query_id=_query_id(directory),
-        first=oldest if is_whole else oldest + 1,
-        committed=committed,
-        planned=planned,
-        starts=starts,
-        ends=standings[committed] if in_scope else dict(starts),
-        planned_ends=standings[planned],
-        topic_ids=read.topic_ids,
-        left_out=tuple(sorted(read.left_out)),
-        is_whole=is_whole,
-        batch_ids=tuple(in_scope),
-    )
 
 
 def _check(directory: str) -> None:
@@ -119,11 +90,8 @@ def _check(directory: str) -> None:
         raise UsageError(f"--checkpoint {directory}: there is no such directory")
     if os.path.isdir(os.path.join(directory, "offsets")):
         return
-    inner = [
-        name
-        for name in sorted(os.listdir(directory))
-        if os.path.isdir(os.path.join(directory, name, "offsets"))
-    ]
+    names = sorted(os.listdir(directory))
+    inner = [name for name in names if os.path.isdir(os.path.join(directory, name, "offsets"))]
     if inner:
         raise UsageError(
             f"--checkpoint {directory} is none itself, but holds some: {', '.join(inner[:5])}; name one of them"
@@ -155,21 +123,48 @@ class _Reader:
     def __init__(self, directory: str, source: int | None) -> None:
         self._directory = directory
         self._source = source
-        self.topic_ids: dict[str, UUID] = {}
-        self.left_out: set[str] = set()
+        self._topic_ids: dict[str, UUID] = {}
+        self._left_out: set[str] = set()
 
-    def entry(self, number: int) -> Standing:
+    def log(self) -> QueryLog:
+        directory = self._directory
+        entries = _numbers(os.path.join(directory, "offsets"))
+        commits = set(_numbers(os.path.join(directory, "commits")))
+        if not entries:
+            raise AuditError(f"{directory}/offsets is empty: the query has not planned a batch yet")
+        oldest, planned = entries[0], entries[-1]
+        committed = max((number for number in entries if number in commits), default=-1)
+        standings = {number: self._entry(number) for number in {oldest, planned, committed} if number >= 0}
+        begin = self._beginning(standings[oldest]) if oldest == 0 else None
+        is_whole = begin is not None
+        starts = standings[oldest] if begin is None else begin
+        in_scope = [number for number in entries if number <= committed and (is_whole or number > oldest)]
+        return QueryLog(
+            directory=directory,
+            query_id=_query_id(directory),
+            first=oldest if is_whole else oldest + 1,
+            committed=committed,
+            planned=planned,
+            starts=starts,
+            ends=standings[committed] if in_scope else dict(starts),
+            planned_ends=standings[planned],
+            topic_ids=self._topic_ids,
+            left_out=tuple(sorted(self._left_out)),
+            is_whole=is_whole,
+            batch_ids=tuple(in_scope),
+        )
+
+    def _entry(self, number: int) -> Standing:
         """Where a batch ends, in every partition of the sources asked for."""
         path = os.path.join(self._directory, "offsets", str(number))
-        lines = _lines(path)
-        found: Standing = {}
-        sources = lines[2:]
+        version, _, *sources = _lines(path)
         if self._source is not None and not 0 <= self._source < len(sources):
             raise UsageError(f"--source {self._source}: {path} has {len(sources)} of them, counted from 0")
+        found: Standing = {}
         for place, text in enumerate(sources):
-            if self._source is not None and place != self._source:
+            if self._source not in (None, place):
                 continue
-            if lines[0] == "v2":
+            if version == "v2":
                 _, colon, text = text.partition(":")
                 if not colon:
                     raise AuditError(f"{path} cannot be read: no source's name in line {place + 3}")
@@ -179,25 +174,23 @@ class _Reader:
 
     def _take(self, text: str, name: str, path: str, found: Standing) -> None:
         try:
-            standing = _standing(json.loads(text), self.topic_ids)
+            standing = _standing(json.loads(text), self._topic_ids)
         except ValueError as error:
             raise AuditError(f"{path} cannot be read: {error}") from error
         if standing is None:
-            self.left_out.add(f"{name}: {text[:60]}")
+            self._left_out.add(f"{name}: {text[:60]}")
             return
         for place, offset in standing.items():
             # Two sources may read the same topic: the scope is what both have.
             found[place] = min(found.get(place, offset), offset)
 
-    def beginning(self, first: Standing) -> Standing | None:
+    def _beginning(self, first: Standing) -> Standing | None:
         """Where the query began, as its sources wrote it down; None where they did not."""
         directory = os.path.join(self._directory, "sources")
         found: Standing = {}
         for number in _numbers(directory):
-            if self._source is not None and number != self._source:
-                continue
             path = os.path.join(directory, str(number), "0")
-            if os.path.exists(path):
+            if self._source in (None, number) and os.path.exists(path):
                 self._take(_lines(path, least=2)[-1], f"source {number}", path, found)
         return found if found and set(found) >= set(first) else None
 
