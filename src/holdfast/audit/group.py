@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.admin.brokers import committed_offsets
 from holdfast.admin.errors import Refused
@@ -28,6 +27,8 @@ from holdfast.reader import Cluster, TopicPartition
 PREFIXES = ("_hf_", "_hf.", "kafka_", "source_", "record_", "_", "")
 """Of columns that say where a row came from; the first that fits counts."""
 POSITIONS = "holdfast_positions"
+IN_POSTGRES = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
+IN_SQLITE = "SELECT count(*) FROM sqlite_master WHERE name = ?"
 READ_POSITIONS = f"SELECT topic, partition, topic_id, position FROM {POSITIONS} WHERE group_id = {{}}"
 
 
@@ -102,10 +103,12 @@ def positions(group: str, sink: str, settings: Mapping[str, str], topics: Sequen
     found: dict[TopicPartition, int] = {}
     ids: dict[str, str] = {}
     said_by = "the group's committed positions"
-    if kind in ("postgres", "sqlite"):
-        found, ids = _in_postgres(place, group) if kind == "postgres" else _in_sqlite(place, group)
-        if found:
-            said_by = f"the positions in the database ({POSITIONS})"
+    if kind == "postgres":
+        found, ids = _in_database(PostgresTable(place, Match(())), IN_POSTGRES, "%s", group)
+    elif kind == "sqlite":
+        found, ids = _in_database(SqliteTable(place, Match(())), IN_SQLITE, "?", group)
+    if found:
+        said_by = f"the positions in the database ({POSITIONS})"
     if not found:
         with Cluster(settings) as cluster:
             found = committed(cluster, group)
@@ -118,24 +121,13 @@ def positions(group: str, sink: str, settings: Mapping[str, str], topics: Sequen
     return Standing(wanted, said_by, ids)
 
 
-def _in_postgres(url: str, group: str) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+def _in_database(
+    table: PostgresTable | SqliteTable, asked: str, mark: str, group: str
+) -> tuple[dict[TopicPartition, int], dict[str, str]]:
     """What a `DatabaseSink` has stored; nothing where there is none, or where it may not be read."""
-    with PostgresTable(url, Match(())).connected() as connection:
-        there = connection.execute(
-            "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)", (POSITIONS,)
-        ).fetchone()
-        rows = connection.execute(READ_POSITIONS.format("%s"), (group,)).fetchall() if there[0] else []
-    return _standing(rows)
-
-
-def _in_sqlite(place: str, group: str) -> tuple[dict[TopicPartition, int], dict[str, str]]:
-    with SqliteTable(place, Match(())).connected() as connection:
-        there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (POSITIONS,)).fetchone()
-        rows = connection.execute(READ_POSITIONS.format("?"), (group,)).fetchall() if there else []
-    return _standing(rows)
-
-
-def _standing(rows: Sequence[tuple[Any, ...]]) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+    with table.connected() as connection:
+        there = connection.execute(asked, (POSITIONS,)).fetchone()
+        rows = connection.execute(READ_POSITIONS.format(mark), (group,)).fetchall() if there[0] else []
     ends = {TopicPartition(str(topic), int(number)): int(position) for topic, number, _, position in rows}
     return ends, {str(topic): str(topic_id) for topic, _, topic_id, _ in rows}
 

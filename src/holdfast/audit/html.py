@@ -93,6 +93,8 @@ def _wrong(report: Report) -> str:
         return ""
     table = _table(findings(report, FINDINGS_SHOWN, RANGES_SHOWN))
     said = "Offsets are those of the source; keys are of the first records."
+    if len(report.findings) > FINDINGS_SHOWN:
+        said += " The certificate has all of them."
     return _section("What is wrong", said, table)
 
 

@@ -379,15 +379,7 @@ class _Judgement:
                 fates[fate] = count
                 fates[Fate.LOST] -= count
         fates[Fate.FILTERED] = self.walked.filtered.get(number, 0)
-        return PartitionAccount(
-            ground.place,
-            ground.start,
-            max(ground.start, ground.end),
-            self.walked.kinds[number],
-            {fate: count for fate, count in fates.items() if count},
-            ground.log_start,
-            ground.log_end,
-        )
+        return ground.account({fate: count for fate, count in fates.items() if count})
 
 
 def _records_at(ground: Ground, offsets: Numbers) -> str:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from holdfast.audit.evaluating import Evaluator, Kind, Values, canonical, joined
 from holdfast.audit.matched_values import MatchedValues, Numbers, Zone
 from holdfast.audit.model import Kind as OffsetKind
+from holdfast.audit.model import PartitionAccount
 from holdfast.audit.words import place_text
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.scratch import shortened
@@ -43,8 +44,8 @@ class Ground:
     log_end: int
     """Of what is decided: the last stable offset."""
     high_watermark: int = -1
-    missing: int = 0
-    """Offsets in no batch, where that is asked."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Of the offsets of the scope, when they were read."""
 
     @property
     def at(self) -> TopicPartition:
@@ -53,6 +54,11 @@ class Ground:
     @property
     def name(self) -> str:
         return place_text(self.place)
+
+    @property
+    def missing(self) -> int:
+        """Offsets of the scope in no batch."""
+        return self.kinds.get(OffsetKind.COMPACTED, 0)
 
     @property
     def undecided(self) -> int:
@@ -64,6 +70,10 @@ class Ground:
         """Offsets of the scope that nobody can read any more."""
         return max(0, min(self.end, self.log_start) - self.start)
 
+    def account(self, fates: Mapping[str, int]) -> PartitionAccount:
+        end = max(self.start, self.end)
+        return PartitionAccount(self.place, self.start, end, self.kinds, fates, self.log_start, self.log_end)
+
     def span(self, zone: Zone) -> tuple[int, int]:
         first, behind = (min(max(each, self.log_start), self.log_end) for each in (self.start, self.end))
         return ((self.log_start, first), (first, behind), (behind, self.log_end))[zone]
@@ -72,8 +82,6 @@ class Ground:
 @dataclass
 class Walked:
     grounds: list[Ground]
-    kinds: list[dict[str, int]]
-    """Of the scope's offsets, one for each ground."""
     unread: dict[int, list[Numbers]] = field(default_factory=dict)
     """By place: records of the scope whose values could not be read."""
     unread_outside: int = 0
@@ -153,7 +161,7 @@ def walk(
     into: MatchedValues,
 ) -> Walked:
     """Read the zones into what is compared."""
-    found = Walked(list(grounds), [{} for _ in grounds])
+    found = Walked(list(grounds))
     numbers = {ground.at: at for at, ground in enumerate(grounds)}
     times: list[int] = []
     for zone in Zone:
@@ -165,12 +173,8 @@ def walk(
         for report in reports:
             found.missing[zone] += report.missing
             found.aborted += report.aborted
-            if zone is Zone.SCOPE:
-                at = TopicPartition(report.range.topic, report.range.partition)
-                found.kinds[numbers[at]] = kinds_of(report)
-    for ground, counts in zip(grounds, found.kinds, strict=True):
-        if ground.expired:
-            counts[OffsetKind.EXPIRED] = ground.expired
+        if zone is Zone.SCOPE:
+            note_kinds(grounds, reports)
     found.first_ms, found.last_ms = (min(times), max(times)) if times else (0, 0)
     return found
 
@@ -200,14 +204,19 @@ def _at(batch: pa.RecordBatch) -> TopicPartition:
     return TopicPartition(batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py())
 
 
-def kinds_of(report: RangeReport) -> dict[str, int]:
-    """What the offsets of a range are."""
-    return {
-        OffsetKind.RECORD: report.records,
-        OffsetKind.CONTROL: report.control,
-        OffsetKind.ABORTED: report.aborted,
-        OffsetKind.COMPACTED: report.missing,
-    }
+def note_kinds(grounds: Sequence[Ground], reports: Iterable[RangeReport]) -> None:
+    """What the offsets of the scopes are, now that they were read."""
+    by_place = {TopicPartition(report.range.topic, report.range.partition): report for report in reports}
+    for ground in grounds:
+        if report := by_place.get(ground.at):
+            ground.kinds = {
+                OffsetKind.RECORD: report.records,
+                OffsetKind.CONTROL: report.control,
+                OffsetKind.ABORTED: report.aborted,
+                OffsetKind.COMPACTED: report.missing,
+            }
+        if ground.expired:
+            ground.kinds[OffsetKind.EXPIRED] = ground.expired
 
 
 def _take(

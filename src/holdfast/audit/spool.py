@@ -32,8 +32,6 @@ from holdfast.audit.model import (
     Examined,
     Fate,
     Finding,
-    Kind,
-    PartitionAccount,
     Report,
     Said,
     Scope,
@@ -42,8 +40,8 @@ from holdfast.audit.model import (
     gap,
     ranges_text,
 )
-from holdfast.audit.record_walk import Ground, await_decided, grounds_of, kinds_of, read_zone
-from holdfast.audit.source import COMPACTED, EXPIRED, SourceWalk
+from holdfast.audit.record_walk import Ground, await_decided, grounds_of, note_kinds, read_zone
+from holdfast.audit.source import EXPIRED, SourceWalk
 from holdfast.audit.spool_numbers import (
     Line,
     Range,
@@ -163,9 +161,9 @@ class SpoolWatch:
             return Examined()
         grounds = []
         for place, walk in walked.partitions.items():
-            expired, missing = (int((walk.codes == code).sum()) for code in (EXPIRED, COMPACTED))
+            expired = int((walk.codes == EXPIRED).sum())
             ends = (walk.start, walk.end, walk.start + expired, walk.end)
-            grounds.append(Ground(place, *ends, missing=missing))
+            grounds.append(Ground(place, *ends, kinds=walk.kinds()))
         examined, _ = judge(self.lines, self._files, grounds, is_whole=False)
         return examined
 
@@ -297,9 +295,7 @@ def audit_spools(
         ]
         for batch in read_zone(cluster, grounds, Zone.SCOPE, reports):
             lines.take(batch)
-    kinds = {TopicPartition(each.range.topic, each.range.partition): kinds_of(each) for each in reports}
-    for each in grounds:
-        each.missing = kinds.get(each.at, {}).get(Kind.COMPACTED, 0)
+    note_kinds(grounds, reports)
     examined, fates = judge(lines, files, grounds)
     if not lines.lines and not files.stored and not files.undecided:
         nothing = gap("anything", f"no record of {', '.join(names)} has an {ID_HEADER}")
@@ -316,26 +312,20 @@ def audit_spools(
             sum(each.log_start for each in grounds),
             sum(counts.get(Fate.PENDING, 0) for counts in fates.values()) + sum(files.undecided.values()),
         ),
-        partitions=tuple(_accounts(grounds, kinds, fates)),
+        partitions=tuple(
+            each.account(
+                words.summed(
+                    counts for line, counts in fates.items() if (line.topic, line.partition) == each.at
+                )
+            )
+            for each in grounds
+        ),
         sinks=tuple(_spool_accounts(lines, fates)),
         findings=examined.findings,
         unproven=examined.unproven,
         notes=examined.notes,
         versions={"holdfast": __version__},
     )
-
-
-def _accounts(
-    grounds: Sequence[Ground],
-    kinds: Mapping[TopicPartition, Mapping[str, int]],
-    fates: Mapping[Line, Mapping[str, int]],
-) -> Iterator[PartitionAccount]:
-    for each in grounds:
-        total = words.summed(
-            counts for line, counts in fates.items() if (line.topic, line.partition) == each.at
-        )
-        ends = (each.start, each.end, kinds.get(each.at, {}), total, each.log_start, each.log_end)
-        yield PartitionAccount(each.place, *ends)
 
 
 def _spool_accounts(lines: SpoolLines, fates: Mapping[Line, Mapping[str, int]]) -> Iterator[SinkAccount]:

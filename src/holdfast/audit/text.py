@@ -128,9 +128,7 @@ def findings(report: Report, most: int = FINDINGS_SHOWN, ranges: int = RANGES_SH
         for each in found[:most]
     ]
     if len(found) > most:
-        rows.append(
-            ("…", "", "", "", "", "", f"and {len(found) - most:,} more findings, which the certificate has")
-        )
+        rows.append(("…", "", "", "", "", "", f"and {len(found) - most:,} more findings"))
     columns = ("FATE", "COUNT", "SINK", "PARTITION", "OFFSETS", "KEYS", "WHAT")
     return Section("what is wrong", columns, tuple(rows), frozenset({1}))
 
