@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from holdfast.audit.coverage import LINEAGE
 from holdfast.audit.model import ColumnCoverage, Fate, Finding
 from holdfast.audit.sinks.base import ContentBatch, SinkReader
-from holdfast.audit.stateful.rows import Flags, KeySpace
+from holdfast.audit.stateful.rows import Flags, key_codes
 from holdfast.audit.stateful.upserts import ranks
 from holdfast.pipeline.definition.model import DeltaSink, PostgresSink
 from holdfast.pipeline.definition.naming import IS_CURRENT, IS_DELETED, VALID_FROM, VALID_TO
@@ -71,7 +71,7 @@ def _table(batch: ContentBatch, names: Sequence[str]) -> pa.Table:
 
 def _wrong(rows: pa.Table, key: Sequence[str], order_by: str) -> Flags:
     order = rows.column(order_by)
-    codes = KeySpace([rows.column(name) for name in key], rows.num_rows).codes
+    [codes] = key_codes((rows.num_rows, [rows.column(name) for name in key]))
     numbers = ranks(order)
     at = np.lexsort((numbers, codes))
     ends = np.full(len(at), -1, np.int64)

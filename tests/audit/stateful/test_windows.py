@@ -128,7 +128,7 @@ def test_an_audit_goes_on_from_one_that_saw_no_record(world: type[World], sent: 
     found = play.audit(played, turns=(0, None), before=handed_on(first.carried, 0))
     assert found.examined.findings == ()
     assert found.carried.rows is not None
-    assert found.carried.rows.rows.offsets.tolist() == [0]
+    assert found.carried.rows.offsets.tolist() == [0]
 
 
 @EXAMPLES
@@ -180,7 +180,7 @@ def test_an_audit_goes_on_from_what_another_has_handed_on(
     full = audit(rows, (0, None))
     assert found.carried.rows is not None
     assert full.carried.rows is not None
-    assert found.carried.rows.rows.offsets.tolist() == full.carried.rows.rows.offsets.tolist()
+    assert found.carried.rows.offsets.tolist() == full.carried.rows.offsets.tolist()
     assert found.carried.chains == full.carried.chains
     new = [at for at, row in enumerate(rows) if row.turn > cut or is_table]
     assume(new)
@@ -338,7 +338,7 @@ def test_the_number_of_a_row_in_its_batch_is_made_again_or_left_to_the_digests(
         "_hf_index": changed.get("index", [0, 1, 2, 0]), "customer": [None, None, "a", "a"], "window_start": start,
         "window_end": start, "_hf_count": [1] * 4, "_hf_digest": [1] * 4,
     }  # fmt: skip
-    assert rows_in_order(held_rows([Values(pa.table(rows))]), ("customer",)) == made_again
+    assert rows_in_order(*held_rows([Values(pa.table(rows))]), ("customer",)) == made_again
 
 
 def test_an_audit_that_begins_late_claims_nothing_of_windows(world: type[World], sent: type[Sent]) -> None:

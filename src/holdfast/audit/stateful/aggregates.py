@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.audit.stateful.rows import Codes, Numbers, Times
+from holdfast.audit.stateful.rows import Numbers
 from holdfast.audit.stateful.turns import Measure
-from holdfast.audit.stateful.windows import Held, Parts, Windows, assign, compare, joint_ids
+from holdfast.audit.stateful.windows import Windows, assign, found_at
 from holdfast.pipeline.definition.model import Window
 
 TOLERANCE: Final = 1e-9
@@ -61,7 +60,7 @@ def columns_needed(aggregates: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def recompute(
-    aggregates: Mapping[str, str], rows: pa.Table, groups: npt.NDArray[np.int64], count: int
+    aggregates: Mapping[str, str], rows: pa.Table, groups: Numbers, count: int
 ) -> dict[str, list[Any] | None]:
     """For each aggregate a value for each of `count` groups; nothing for one that cannot be made here.
 
@@ -75,7 +74,7 @@ def recompute(
     return found
 
 
-def _grouped(call: Call, rows: pa.Table, groups: npt.NDArray[np.int64], count: int) -> list[Any] | None:
+def _grouped(call: Call, rows: pa.Table, groups: Numbers, count: int) -> list[Any] | None:
     if call.column is None:
         return [int(each) for each in np.bincount(groups, minlength=count)]
     column = rows.column(call.column)
@@ -88,8 +87,8 @@ def _grouped(call: Call, rows: pa.Table, groups: npt.NDArray[np.int64], count: i
         made = table.group_by(_GROUP).aggregate([("it", function)])
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return None
-    listed = made.column(f"it_{function}").to_pylist()
-    for group, value in zip(made.column(_GROUP).to_pylist(), listed, strict=True):
+    listed = zip(made.column(_GROUP).to_pylist(), made.column(f"it_{function}").to_pylist(), strict=True)
+    for group, value in listed:
         values[group] = value
     return values
 
@@ -113,11 +112,6 @@ def same_value(held: Any, made: Any) -> bool:
     return bool(held == made)
 
 
-def different(held: Sequence[Any], made: Sequence[Any]) -> list[int]:
-    """The numbers of those that are not the same."""
-    return [at for at, pair in enumerate(zip(held, made, strict=True)) if not same_value(*pair)]
-
-
 # ---------------------------------------------------------------------------- window values
 
 
@@ -129,38 +123,30 @@ def differing_values(
     step: Window,
     measure: Measure,
     plain: Mapping[str, pa.ChunkedArray],
-    windows: Windows,
-    parts: Parts,
-    firsts: Times,
-    held: Held,
-    keys: Codes,
-    turns: Numbers | None,
+    parts: Windows,
+    expected: Windows,
+    held: pa.Table,
     compared: dict[str, int],
     computed: Callable[[Mapping[str, str], Numbers, Numbers, int], dict[str, list[Any] | None]],
 ) -> Iterator[tuple[int, str]]:
-    """Held rows, by number, whose aggregates are not those of the rows in their window; and what differs.
+    """Held rows, by number, whose aggregates are not those of the rows in their window (`parts`); and what differs.
 
-    `compared` counts by aggregate how many were; `computed` makes those that are no plain function of a column.
-    `windows` are the last states of windows: what a row said before it was replaced is not made again.
+    `compared` counts by aggregate how many were; `computed` makes those that are no plain function of a column. `held`
+    has a row for each of the windows that are expected, which are in their last state: what a row said before it was
+    replaced is not made again.
     """
-    if len(windows) == 0 or len(held) == 0:
-        return
-    found = compare(windows, held, keys, turns)
-    row_of = np.full(len(windows), -1, np.int64)
-    row_of[found.matched_of] = found.matched
     names = [name for name in columns_needed(step.aggregates) if name in plain]
-    total = int(((parts.starts - firsts) // measure.every_ms + 1).sum())
+    total = int(((parts["start"] - parts["end"]) // measure.every_ms + 1).sum())
     chunks = 1 + total // ROWS_AT_ONCE
     for number in range(chunks):
-        ours = np.flatnonzero(parts.keys % chunks == number) if chunks > 1 else np.arange(len(parts.keys))
-        theirs = np.flatnonzero((windows.keys % chunks == number) & (row_of >= 0))
-        if len(ours) == 0 or len(theirs) == 0:
+        rows, theirs = (each[each["key"] % chunks == number] for each in (parts, expected))
+        if not len(rows) or not len(theirs):
             continue
-        which, starts = assign(measure, firsts[ours], parts.starts[ours])
-        rows, group = _in_windows(windows.where(theirs), parts.keys[ours][which], starts)
-        chosen = parts.rows[ours][which][rows]
+        which, starts = assign(measure, rows["end"], rows["start"])
+        group = found_at([(theirs["key"], rows["key"][which]), (theirs["start"], starts)])
+        chosen, group = rows["at"][which][group >= 0], group[group >= 0]
         columns = {name: plain[name].take(pa.array(chosen)) for name in names}
-        table = pa.table(columns) if columns else pa.table({"_": np.zeros(len(chosen), np.int8)})
+        table = pa.table(columns or {"_": np.zeros(len(chosen), np.int8)})
         made = recompute(step.aggregates, table, group, len(theirs))
         others = {
             name: text
@@ -168,36 +154,22 @@ def differing_values(
             if made[name] is None and "approx_" not in text.lower()
         }
         made |= computed(others, chosen, group, len(theirs)) if others else {}
-        yield from _differing(step, made, held, row_of[theirs], compared)
-
-
-def _in_windows(windows: Windows, keys: Codes, starts: Times) -> tuple[Numbers, Numbers]:
-    """Of rows in windows those that are in one of these, and the number of it."""
-    ids, of_windows, count = joint_ids([(keys, windows.keys), (starts, windows.starts)])
-    at_window = np.full(count, -1, np.int64)
-    at_window[of_windows] = np.arange(len(windows))
-    group = at_window[ids]
-    chosen = np.flatnonzero(group >= 0)
-    return chosen, group[chosen]
+        at = np.flatnonzero(expected["key"] % chunks == number)
+        yield from _differing(step, made, held.take(pa.array(at)), at, compared)
 
 
 def _differing(
-    step: Window,
-    made: Mapping[str, list[Any] | None],
-    held: Held,
-    rows: Numbers,
-    compared: dict[str, int],
+    step: Window, made: Mapping[str, list[Any] | None], held: pa.Table, at: Numbers, compared: dict[str, int]
 ) -> Iterator[tuple[int, str]]:
     for name, values in made.items():
-        if values is None or name not in held.table.column_names:
+        if values is None or name not in held.column_names:
             continue
-        theirs = held.table.column(name).take(pa.array(rows)).to_pylist()
-        for at, (has, must) in enumerate(zip(theirs, values, strict=True)):
+        for row, has, must in zip(at.tolist(), held.column(name).to_pylist(), values, strict=True):
             if not _can_compare(step.aggregates[name], has, must):
                 continue
             compared[name] = compared.get(name, 0) + 1
             if not same_value(has, must):
-                yield int(rows[at]), f"{name} is {has}, and its records make {must}"
+                yield row, f"{name} is {has}, and its records make {must}"
 
 
 def _can_compare(sql: str, held: Any, made: Any) -> bool:

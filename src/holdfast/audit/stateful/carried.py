@@ -21,45 +21,36 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.audit.model import Document
 from holdfast.audit.sinks.base import ContentBatch
-from holdfast.audit.stateful.rows import Flags, Rows, Times
+from holdfast.audit.stateful.rows import Flags, Rows
 from holdfast.audit.stateful.turns import ChainEnd
 from holdfast.pipeline.erased_places import by_partition
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.row_digest import DigestKey, Digests, RowHasher
 
 META: Final = b"holdfast"
-FORM: Final = 1
+FORM: Final = 2
 """Of these streams: another holdfast may have written them otherwise."""
+LEFT: Final = "left"
+"""The column of the number of the step at which each record left."""
+WATERMARK: Final = "watermark"
 ROUTE: Final = "route "
-
-
-@dataclass(frozen=True)
-class CarriedRows:
-    """Records, with what became of them."""
-
-    rows: Rows
-    left_at: npt.NDArray[np.int32]
-    """The number of the step at which each left."""
-    watermarks: Times
-    routes: Mapping[tuple[str, str], Flags]
-    """By step and route, those that left so."""
+"""Before the names of columns that say by which route records left at a step: `route late totals`."""
 
 
 @dataclass(frozen=True)
 class _About(Document):
     form: int = FORM
     places: tuple[Place, ...] = ()
+    sizes: tuple[int, ...] = ()
     greatest: tuple[int, ...] = ()
     chains: Mapping[str, ChainEnd] = field(default_factory=dict)
     main: str = ""
     turns: Mapping[str, int] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
-    routes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,8 @@ class Carried:
     """By sink whose ledger has all batches."""
     main: str = ""
     """The sink whose batches lateness was judged by."""
-    rows: CarriedRows | None = None
+    rows: Rows | None = None
+    """Records, with what became of them."""
     tables: Mapping[str, Digests] = field(default_factory=dict)
     """By sink without marks, the digests of its rows, ascending."""
 
@@ -86,21 +78,11 @@ class Carried:
         return self.rows is not None or bool(self.tables)
 
     def as_bytes(self) -> bytes:
-        sink = io.BytesIO()
-        rows = self.rows
+        sink, table = io.BytesIO(), pa.table({})
         about = _About(chains=self.chains, main=self.main, turns=self.turns, tables=tuple(self.tables))
-        table = pa.table({}) if rows is None else rows.rows.as_table()
-        if rows is not None:
-            routes = tuple(rows.routes)
-            about = replace(about, places=rows.rows.places, greatest=rows.rows.greatest, routes=routes)
-            more = {
-                "place": rows.rows.place_numbers(),
-                "left": rows.left_at,
-                "watermark": rows.watermarks,
-                **{f"{ROUTE}{number}": rows.routes[each] for number, each in enumerate(routes)},
-            }
-            for name, column in more.items():
-                table = table.append_column(name, pa.array(column))
+        if (rows := self.rows) is not None:
+            sizes = tuple(np.diff(rows.bounds).tolist())
+            about, table = replace(about, places=rows.places, sizes=sizes, greatest=rows.greatest), rows.table
         table = table.replace_schema_metadata({META: json.dumps(about.as_json())})
         for each in (table, *(pa.table({"a": kept[:, 0], "b": kept[:, 1]}) for kept in self.tables.values())):
             options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -121,15 +103,9 @@ class Carried:
         for name in about.tables:
             kept = pa.ipc.open_stream(source).read_all()
             tables[name] = np.column_stack([kept.column(each).to_numpy() for each in ("a", "b")])
-        rows = None if "place" not in table.column_names else _rows(table, about)
+        is_there = bool(table.column_names)
+        rows = Rows.of(table, about.places, about.sizes, about.greatest) if is_there else None
         return cls("", {}, about.turns, about.chains, about.main, rows, tables)
-
-
-def _rows(table: pa.Table, about: _About) -> CarriedRows:
-    counts = np.bincount(table.column("place").to_numpy(), minlength=len(about.places))
-    rows = Rows.of(table, about.places, counts.tolist(), about.greatest)
-    routes = {each: table.column(f"{ROUTE}{number}").to_numpy() for number, each in enumerate(about.routes)}
-    return CarriedRows(rows, table.column("left").to_numpy(), table.column("watermark").to_numpy(), routes)
 
 
 @dataclass

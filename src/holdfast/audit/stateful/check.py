@@ -80,13 +80,7 @@ class StatefulCheck:
         keeps_ids = any(isinstance(step, Dedupe) and step.by == "hf-id" for step in self.stateful)
         wanted = sorted({name for name in self._wanted() if name in self.types})
         known = self.before.rows if self.before is not None else None
-        self._recorder = Recorder(
-            self.clock,
-            wanted,
-            keeps_ids=keeps_ids,
-            spans=spans,
-            before=None if known is None else known.rows,
-        )
+        self._recorder = Recorder(self.clock, wanted, keeps_ids=keeps_ids, spans=spans, before=known)
         return self._recorder
 
     def _wanted(self) -> Iterable[str]:
@@ -127,4 +121,5 @@ class StatefulCheck:
         scope = {
             place: (start, min(end, ends.get(place, end))) for place, (start, end) in self._spans.items()
         }
-        return Examination(self, rows, scope, left, readers, ends, computing).run()
+        named = {reader.name: reader for reader in readers}
+        return Examination(self, rows, scope, left, named, ends, computing).run()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.audit.stateful.rows import Codes, Flags, Numbers, Times, sorting
+from holdfast.audit.stateful.rows import Flags, Numbers, sorting
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Judged:
 
 
 def judge(
-    keys: Codes, events: Times, order: Numbers, went_on: Flags, duplicate: Flags, within_ms: int
+    keys: Numbers, events: Numbers, order: Numbers, went_on: Flags, duplicate: Flags, within_ms: int
 ) -> Judged:
     """`order` is the rank in which rows were judged; rows that are neither were not judged."""
     passed = np.flatnonzero(went_on)
@@ -41,7 +41,7 @@ def judge(
     return Judged(np.sort(repeated), lost)
 
 
-def _too_near(keys: Codes, events: Times, order: Numbers, passed: Numbers, within_ms: int) -> Numbers:
+def _too_near(keys: Numbers, events: Numbers, order: Numbers, passed: Numbers, within_ms: int) -> Numbers:
     """Of each two neighbours in time that are too near, the one that was judged later."""
     one, other = passed[:-1], passed[1:]
     near = (keys[one] == keys[other]) & (events[other] - events[one] < within_ms)
@@ -50,7 +50,7 @@ def _too_near(keys: Codes, events: Times, order: Numbers, passed: Numbers, withi
 
 
 def _has_one_before(
-    keys: Codes, events: Times, order: Numbers, passed: Numbers, doubled: Numbers, within_ms: int
+    keys: Numbers, events: Numbers, order: Numbers, passed: Numbers, doubled: Numbers, within_ms: int
 ) -> Flags:
     if len(doubled) == 0 or len(passed) == 0:
         return np.zeros(len(doubled), np.bool_)
@@ -66,7 +66,7 @@ def _has_one_before(
     return found
 
 
-def _slots(keys: Codes, events: Times, passed: Numbers, doubled: Numbers) -> Numbers:
+def _slots(keys: Numbers, events: Numbers, passed: Numbers, doubled: Numbers) -> Numbers:
     """Where each of the doubled would stand among the passed, which are sorted by key and time."""
     both = np.concatenate((passed, doubled))
     is_new = np.concatenate((np.zeros(len(passed), np.int64), np.ones(len(doubled), np.int64)))

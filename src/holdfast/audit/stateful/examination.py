@@ -6,13 +6,14 @@ examination ends with what the next audit needs of both (`holdfast.audit.statefu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.audit.content import by_place
 from holdfast.audit.decoding import Computing
@@ -20,18 +21,9 @@ from holdfast.audit.left import Left, hides_rows
 from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Said, gap
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.stateful.aggregates import columns_needed
-from holdfast.audit.stateful.carried import Carried, CarriedRows
+from holdfast.audit.stateful.carried import LEFT, ROUTE, WATERMARK, Carried
 from holdfast.audit.stateful.dedupe import judge
-from holdfast.audit.stateful.rows import (
-    ID_COLUMN,
-    NOTHING,
-    Clock,
-    Flags,
-    KeySpace,
-    Numbers,
-    Rows,
-    Times,
-)
+from holdfast.audit.stateful.rows import ID_COLUMN, NOTHING, Clock, Flags, Numbers, Rows, key_codes
 from holdfast.audit.stateful.turns import (
     UNNUMBERED,
     Chain,
@@ -46,7 +38,7 @@ from holdfast.audit.stateful.turns import (
     with_watermarks,
 )
 from holdfast.audit.stateful.upserts import DELETES, UpsertCheck, condition_flags, keys_of_tombstones, ranks
-from holdfast.audit.stateful.window_check import Keys, Taken, WindowCheck, record_findings, time_text
+from holdfast.audit.stateful.window_check import WindowCheck, record_findings, time_text
 from holdfast.pipeline.aside import DUPLICATE, LATE, LATE_FOR
 from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.model import (
@@ -81,40 +73,32 @@ class StatefulResult:
     """For the next audit."""
 
 
+@dataclass
 class Examination:
     """One look at all steps, with what the walk has brought."""
 
-    def __init__(
-        self,
-        check: StatefulCheck,
-        rows: Rows,
-        scope: Spans,
-        left: Left,
-        readers: Sequence[SinkReader],
-        ends: Mapping[Place, int],
-        computing: Computing | None,
-    ) -> None:
-        self._computing = computing
-        self._check = check
-        self._definition = check.definition
-        self._rows = rows
-        self._scope = scope
-        self._left = left
-        self._ends = ends
-        self._readers = {reader.name: reader for reader in readers}
+    check: StatefulCheck
+    rows: Rows
+    scope: Spans
+    left: Left
+    readers: Mapping[str, SinkReader]
+    ends: Mapping[Place, int]
+    computing: Computing | None
+
+    def __post_init__(self) -> None:
+        size = len(self.rows)
+        self._definition, self._before = self.check.definition, self.check.before
         self._found = Examined()
-        self._is_open: Flags = np.zeros(len(rows), np.bool_)
-        self._before = check.before
-        starts = np.array([scope[place][0] for place in rows.places], np.int64)
-        self._is_new = rows.offsets >= np.repeat(starts, np.diff(rows.bounds))
-        """Others were handed on by an earlier audit."""
-        self._is_kept: Flags = np.zeros(len(rows), np.bool_)
-        """What is handed on to the next."""
+        self._is_open: Flags = np.zeros(size, np.bool_)
+        self._is_kept: Flags = np.zeros(size, np.bool_)
+        """What is handed on to the next audit."""
         self._lacks = ""
-        self._watermarks: Times = np.full(len(rows), NOTHING, np.int64)
-        self._spaces: dict[tuple[int, ...], KeySpace] = {}
+        self._known = {name: self.rows.table.column(name) for name in self.rows.table.column_names}
+        """Of records that an earlier audit has handed on, what became of them; null for others."""
+        self._is_new = self._of_known(LEFT, -2) == -2
+        self._watermarks: Numbers = np.full(size, NOTHING, np.int64)
         self._left_at, self._routes = self._departures()
-        self._chains = {name: self._chain_of(reader) for name, reader in self._readers.items()}
+        self._chains = {name: self._chain_of(reader) for name, reader in self.readers.items()}
         whole = {name: chain for name, chain in self._chains.items() if chain.is_whole}
         self._main_name = max(whole, key=lambda name: len(whole[name].turns), default="")
         if self._before is not None:
@@ -122,17 +106,17 @@ class Examination:
         self._main = whole.get(self._main_name)
 
     def run(self) -> StatefulResult:
-        stateful = self._check.stateful
+        stateful = self.check.stateful
         if stateful and self._can_recompute():
-            clock = self._check.clock
+            clock = self.check.clock
             assert clock is not None
-            chain = self._with_watermarks(self._main or one_turn(self._scope), clock)
+            chain = self._with_watermarks(self._main or one_turn(self.scope), clock)
             self._tell_watermarks(chain)
-            turns = chain.turns_of(self._rows)
-            watermarks = own_watermarks(self._rows, chain, turns, clock)
-            if self._before is not None and self._before.rows is not None:
-                watermarks[~self._is_new] = self._known(self._before.rows.watermarks)
-            self._watermarks = watermarks
+            turns = chain.turns_of(self.rows)
+            watermarks = own_watermarks(self.rows, chain, turns, clock)
+            self._watermarks = watermarks = np.where(
+                self._is_new, watermarks, self._of_known(WATERMARK, NOTHING)
+            )
             for step in stateful:
                 if self._is_expanded(step.name):
                     self._take_on_trust(step, "a step before it makes several rows of one record")
@@ -140,10 +124,10 @@ class Examination:
                     self._dedupe(step, watermarks, turns)
                 else:
                     self._tap(step, watermarks, turns, chain)
-        superseded = {sink.name: self._upsert(sink) for sink in self._check.upserts}
+        superseded = {sink.name: self._upsert(sink) for sink in self.check.upserts}
         return StatefulResult(
             self._found,
-            self._rows.offsets_by_place(self._is_open),
+            self.rows.offsets_by_place(self._is_open),
             superseded,
             self._carried(),
         )
@@ -164,22 +148,21 @@ class Examination:
 
     def _chain_of(self, reader: SinkReader) -> Chain:
         if self._before is None:
-            return chain_of(reader.entries(), self._scope)
+            return chain_of(reader.entries(), self.scope)
         known = self._before.chains.get(reader.name)
-        return Chain((), is_whole=False) if known is None else chain_of(reader.entries(), self._scope, known)
+        return Chain((), is_whole=False) if known is None else chain_of(reader.entries(), self.scope, known)
 
-    def _known(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Of what was handed on by record, that of records of the scope's partitions."""
-        assert self._before is not None
-        assert self._before.rows is not None
-        known = self._before.rows.rows
-        is_ours = np.array([place in self._scope for place in known.places], np.bool_)
-        return values[np.repeat(is_ours, np.diff(known.bounds))]
+    def _of_known(self, name: str, otherwise: Any) -> npt.NDArray[Any]:
+        """What an earlier audit has said of the records that it handed on."""
+        known = self._known.get(name)
+        if known is None:
+            return np.full(len(self.rows), otherwise)
+        return np.array(pc.fill_null(known, otherwise))
 
     def _carried(self) -> Carried:
         """What the next audit needs of this one, or why it cannot go on from it."""
-        stateful, clock = self._check.stateful, self._check.clock
-        others = {mark for step in stateful for mark in self._check.others.get(step.name, ())}
+        stateful, clock = self.check.stateful, self.check.clock
+        others = {mark for step in stateful for mark in self.check.others.get(step.name, ())}
         made = self._main.made_by(others) if self._main is not None else ()
         if stateful and self._main is None:
             self._lacks = self._lacks or "no sink's ledger has all batches"
@@ -191,67 +174,62 @@ class Examination:
         if stateful and clock is not None and self._main is not None:
             main = self._with_watermarks(self._main, clock)
             chains = {name: self._chain_for(name, main) for name in chains}
-        rows = CarriedRows(
-            self._rows.where(self._is_kept),
-            self._left_at[self._is_kept],
-            self._watermarks[self._is_kept],
-            {each: flags[self._is_kept] for each, flags in self._routes.items()},
-        )
+        routes = {f"{ROUTE}{by} {step}": flags for (step, by), flags in self._routes.items()}
+        told = {LEFT: self._left_at, WATERMARK: self._watermarks, **routes}
         ends = {name: chain.end for name, chain in chains.items()}
-        return Carried(chains=ends, main=self._main_name, rows=rows)
+        return Carried(chains=ends, main=self._main_name, rows=self.rows.telling(told).where(self._is_kept))
 
     def _cannot_go_on(self, why: str) -> None:
         self._lacks = self._lacks or why
 
     # -------------------------------------------------------------------- what is there to go by
 
-    def _departures(self) -> tuple[npt.NDArray[np.int32], dict[tuple[str, str], Flags]]:
+    def _departures(self) -> tuple[Numbers, dict[tuple[str, str], Flags]]:
         """For each record the number of the step at which it left; and by step and route those that did."""
-        steps = self._check.numbers
-        left_at = np.full(len(self._rows), len(steps), np.int32)
-        left_at[~self._rows.is_decoded] = -1
+        steps = self.check.numbers
+        left_at = self._of_known(LEFT, len(steps)).astype(np.int64)
+        left_at[self._is_new & ~self.rows.is_decoded] = -1
         routes: dict[tuple[str, str], Flags] = {}
-        for rows, step, by in self._left.departures:
-            at = self._rows.match(rows.topic, rows.partition, rows.offsets)
+        for name in self._known:
+            if name.startswith(ROUTE):
+                by, step = name.removeprefix(ROUTE).split(" ", 1)
+                routes[step, by] = self._of_known(name, False)
+        for rows, step, by in self.left.departures:
+            at = self.rows.match(rows.topic, rows.partition, rows.offsets)
             at = at[at >= 0]
+            at = at[self._is_new[at]]
             goes_on = by == LATE_FOR
-            flags = routes.setdefault((step, LATE if goes_on else by), np.zeros(len(self._rows), np.bool_))
-            flags[at] = True
+            key = (step, LATE if goes_on else by)
+            routes.setdefault(key, np.zeros(len(self.rows), np.bool_))[at] = True
             if not goes_on:
                 left_at[at] = steps.get(step, -1)
-        known = self._before.rows if self._before is not None else None
-        if known is not None:
-            left_at[~self._is_new] = self._known(known.left_at)
-            for route, before in known.routes.items():
-                flags = routes.setdefault(route, np.zeros(len(self._rows), np.bool_))
-                flags[~self._is_new] = self._known(before)
         return left_at, routes
 
     def _recorded(self, step: str, route: str) -> Flags:
-        return self._routes.get((step, route), np.zeros(len(self._rows), np.bool_))
+        return self._routes.get((step, route), np.zeros(len(self.rows), np.bool_))
 
     def _reached(self, step: str) -> Flags:
         """Records that came as far as this step."""
-        return self._left_at >= self._check.numbers[step]
+        return self._left_at >= self.check.numbers[step]
 
     def _is_expanded(self, step: str) -> bool:
-        before = self._definition.steps[: self._check.numbers[step]] if step else self._definition.steps
+        before = self._definition.steps[: self.check.numbers[step]] if step else self._definition.steps
         return any(isinstance(each, Sql | Python) and each.expand for each in before)
 
     def _can_recompute(self) -> bool:
-        clock = self._check.clock
+        clock = self.check.clock
         if clock is None:
             return False
-        if self._left.unknown:
-            self._say(gap("what stateful steps did", self._left.unknown))
-            self._cannot_go_on(self._left.unknown)
+        if self.left.unknown:
+            self._say(gap("what stateful steps did", self.left.unknown))
+            self._cannot_go_on(self.left.unknown)
             return False
         begun = {} if self._before is not None else self._beginnings()
-        cut = [place for place, (start, _) in self._scope.items() if start > begun.get(place, start)]
+        cut = [place for place, (start, _) in self.scope.items() if start > begun.get(place, start)]
         if cut:
             place = min(cut)
             why = (
-                f"the audit begins at {self._scope[place][0]} of {place.topic}-{place.partition}, and the pipeline "
+                f"the audit begins at {self.scope[place][0]} of {place.topic}-{place.partition}, and the pipeline "
                 f"began at {begun[place]}: what it remembered from before is not known"
             )
             self._say(gap("windows, duplicates and late rows", why))
@@ -266,14 +244,14 @@ class Examination:
     def _beginnings(self) -> dict[Place, int]:
         """Where the pipeline began, as far as ledgers have it."""
         found: dict[Place, int] = {}
-        for reader in self._readers.values():
+        for reader in self.readers.values():
             for entry in reader.entries():
                 for place, span in entry.range.spans.items():
                     found[place] = min(span.start, found.get(place, span.start))
         return found
 
     def _with_watermarks(self, chain: Chain, clock: Clock) -> Chain:
-        return with_watermarks(chain, self._rows, clock, self._definition.source)
+        return with_watermarks(chain, self.rows, clock, self._definition.source)
 
     def _tell_watermarks(self, chain: Chain) -> None:
         differing = chain.differing()
@@ -289,12 +267,12 @@ class Examination:
 
     def _tell(self, fate: Fate, which: Numbers, detail: str) -> None:
         """Records that were wrongly treated."""
-        self._say(*record_findings(fate, "", self._rows, which, detail))
+        self._say(*record_findings(fate, "", self.rows, which, detail))
 
     # -------------------------------------------------------------------- deduplication
 
-    def _dedupe(self, step: Dedupe, watermarks: Times, turns: npt.NDArray[np.int32]) -> None:
-        rows, reached = self._rows, self._reached(step.name)
+    def _dedupe(self, step: Dedupe, watermarks: Numbers, turns: Numbers) -> None:
+        rows, reached = self.rows, self._reached(step.name)
         columns = self._key_columns(step)
         within = reach_ms(step)
         if self._was_otherwise(step.name, turns).any():
@@ -311,16 +289,16 @@ class Examination:
             self._say(ColumnCoverage(STEPS, step.name, unaltered=self._count(doubled), why=why))
             return
         keyless = np.ones(len(rows), np.bool_)
-        for column in columns:
+        for column in columns.values():
             keyless &= np.asarray(column.is_null().to_numpy(), np.bool_)
         past = is_past(rows.events, watermarks, within) & ~keyless
         self._late(step.name, reached & past, late, is_all=True)
         judged = reached & ~past & ~keyless
         gone = self._count((late | doubled) & reached)
         self._say(ColumnCoverage(STEPS, step.name, recomputed=gone))
-        codes = self._space(columns).codes
+        [codes] = key_codes((len(rows), list(columns.values())))
         order = turns.astype(np.int64) * len(rows) + np.arange(len(rows))
-        went_on = judged & (self._left_at > self._check.numbers[step.name])
+        went_on = judged & (self._left_at > self.check.numbers[step.name])
         # A row that comes in time is after the watermark less `within`, and so is all it can be a duplicate of, twice.
         self._is_kept |= went_on & (rows.events > self._low_watermark() - 2 * within)
         found = judge(codes, rows.events, order, went_on, doubled & judged, within)
@@ -331,33 +309,34 @@ class Examination:
         self._tell(Fate.LOST, found.lost, f"{went} is the first of its key")
         self._tell(Fate.LOST, np.flatnonzero(doubled & keyless), f"{went} has no key")
 
-    def _key_columns(self, step: Dedupe | Window) -> list[pa.ChunkedArray] | None:
+    def _key_columns(self, step: Dedupe | Window) -> Mapping[str, pa.ChunkedArray] | None:
+        """Nothing, where they are not known."""
         if isinstance(step, Dedupe) and step.by == "hf-id":
-            column = self._rows.columns.get(ID_COLUMN)
-            return [] if column is None else [column]
+            column = self.rows.columns.get(ID_COLUMN)
+            return {} if column is None else {ID_COLUMN: column}
         found = self._columns(step.name, step.key)
-        return [found[name] for name in step.key] if len(found) == len(set(step.key)) else None
+        return {name: found[name] for name in step.key} if len(found) == len(set(step.key)) else None
 
     def _columns(self, stream: str, names: Iterable[str]) -> dict[str, pa.ChunkedArray]:
         """Columns of the rows that reach a step or a sink, by record: of the source, or computed again."""
-        plain, wanted = self._check.plain(stream), list(dict.fromkeys(names))
-        found = {name: self._column(plain[name]) for name in wanted if plain.get(name) in self._check.types}
+        plain, wanted = self.check.plain(stream), list(dict.fromkeys(names))
+        found = {name: self._column(plain[name]) for name in wanted if plain.get(name) in self.check.types}
         more = {name: quoted(name) for name in wanted if name not in found}
         return found | self._computed(stream, more)
 
     def _computed(self, stream: str, expressions: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
         """Expressions over the rows that reach a step or a sink, by record; null where no row does."""
-        if self._computing is None or not expressions:
+        if self.computing is None or not expressions:
             return {}
-        tables = self._computing.rows(stream, expressions)
+        tables = self.computing.rows(stream, expressions)
         if tables is None:
             return {}
-        at = np.full(len(self._rows), -1, np.int64)
+        at = np.full(len(self.rows), -1, np.int64)
         made: list[pa.Table] = []
         count = 0
         for table in tables:
-            for place, rows, offsets in by_place(table, self._scope):
-                matched = self._rows.match(place.topic, place.partition, offsets)
+            for place, rows, offsets in by_place(table, self.scope):
+                matched = self.rows.match(place.topic, place.partition, offsets)
                 at[matched[matched >= 0]] = rows[matched >= 0] + count
             made.append(table)
             count += table.num_rows
@@ -367,15 +346,8 @@ class Examination:
         places = pa.array(at, mask=at < 0)
         return {name: whole.column(name).take(places) for name in expressions}
 
-    def _space(self, columns: Sequence[pa.ChunkedArray]) -> KeySpace:
-        """Numbers for these columns, made once."""
-        known = tuple(id(column) for column in columns)
-        if known not in self._spaces:
-            self._spaces[known] = KeySpace(columns, len(self._rows))
-        return self._spaces[known]
-
     def _column(self, name: str) -> pa.ChunkedArray:
-        return self._rows.columns.get(name, pa.chunked_array([], self._check.types[name]))
+        return self.rows.columns.get(name, pa.chunked_array([], self.check.types[name]))
 
     # -------------------------------------------------------------------- what is late
 
@@ -387,8 +359,8 @@ class Examination:
             missed = np.flatnonzero(must & ~told)
             self._tell(Fate.ALTERED, missed, f"late for step {step!r} by the log, and not recorded so")
 
-    def _tap(self, step: Step, watermarks: Times, turns: npt.NDArray[np.int32], chain: Chain) -> None:
-        rows, reached = self._rows, self._reached(step.name)
+    def _tap(self, step: Step, watermarks: Numbers, turns: Numbers, chain: Chain) -> None:
+        rows, reached = self.rows, self._reached(step.name)
         told = self._recorded(step.name, LATE)
         if isinstance(step, Window):
             late = Measure.of(step).is_late(rows.events, watermarks)
@@ -403,74 +375,68 @@ class Examination:
             late &= sided
         self._late(step.name, reached & late, told, is_all=sided is not None)
 
-    def _was_otherwise(self, step: str, turns: npt.NDArray[np.int32]) -> Flags:
+    def _was_otherwise(self, step: str, turns: Numbers) -> Flags:
         """Records of batches in which the step was another one."""
         if self._main is None:
-            return np.zeros(len(self._rows), np.bool_)
-        return np.isin(turns, self._main.made_by(self._check.others.get(step, ())))
+            return np.zeros(len(self.rows), np.bool_)
+        return np.isin(turns, self._main.made_by(self.check.others.get(step, ())))
 
     def _sided(self, step: Join) -> Flags | None:
         """Records on a side of a join, where both sides are topics."""
         topics = self._definition.source.topics
         if step.left not in topics or step.right not in topics:
             return None
-        is_side = np.array([place.topic in (step.left, step.right) for place in self._rows.places], np.bool_)
-        return is_side[self._rows.place_numbers()] if len(is_side) else np.zeros(0, np.bool_)
+        is_side = np.array([place.topic in (step.left, step.right) for place in self.rows.places], np.bool_)
+        return is_side[self.rows.place_numbers()] if len(is_side) else np.zeros(0, np.bool_)
 
     # -------------------------------------------------------------------- windows
 
-    def _windows(self, step: Window, taken: Flags, watermarks: Times, main: Chain) -> None:
-        columns = self._key_columns(step)
-        keys = (
-            None if columns is None else Keys(dict(zip(step.key, columns, strict=True)), self._space(columns))
-        )
+    def _windows(self, step: Window, taken: Flags, watermarks: Numbers, main: Chain) -> None:
+        keys = self._key_columns(step)
         plain = self._columns(step.name, columns_needed(step.aggregates))
-        hashes = self._rows.hashes()
         for sink in self._definition.sinks:
-            reader = self._readers.get(sink.name)
+            reader = self.readers.get(sink.name)
             if sink.rows != step.name or reader is None or hides_rows(sink):
                 continue
-            chain = self._chain_for(sink.name, main)
-            turns = chain.turns_of(self._rows).astype(np.int64)
-            given = Taken(
+            check = WindowCheck(
                 step,
-                Measure.of(step),
+                self.rows,
                 np.flatnonzero(taken),
                 keys,
                 plain,
                 watermarks,
-                turns,
-                hashes,
-                self._computing,
-                self._check.others.get(step.name, ()),
+                self._chain_for(sink.name, main),
+                sink,
+                reader,
+                self.computing,
+                self.check.others.get(step.name, ()),
             )
-            before = None if self._before is None else self._before.turns.get(sink.name, UNNUMBERED)
-            tables = {} if self._before is None else self._before.tables
-            known = len(tables[sink.name]) if sink.name in tables and merged(sink) is not None else None
-            check = WindowCheck(given, self._rows, chain, sink, reader, before, known)
+            if self._before is not None:
+                check.before = self._before.turns.get(sink.name, UNNUMBERED)
+                if sink.name in self._before.tables and merged(sink) is not None:
+                    check.known_rows = len(self._before.tables[sink.name])
             self._found += check.examine()
-            self._keep_windows(step, given, check, chain)
+            self._keep_windows(check)
             self._is_open |= check.is_open
 
-    def _keep_windows(self, step: Window, taken: Taken, check: WindowCheck, chain: Chain) -> None:
+    def _keep_windows(self, check: WindowCheck) -> None:
         """Rows of windows that may still be given out, or again."""
-        measure = taken.measure
-        is_fixed = step.emit == "closed" and measure.hold_ms == 0
+        measure, step, chain = check.measure, check.step, check.chain
         if not chain.is_whole:
-            self._cannot_go_on(f"the ledger of sink {check.sink!r} does not have all batches")
-        elif not is_fixed and measure.kind == "session":
+            self._cannot_go_on(f"the ledger of sink {check.sink.name!r} does not have all batches")
+        elif not check.is_fixed and measure.kind == "session":
             self._cannot_go_on(f"step {step.name!r} gives out sessions that grow")
-        elif not is_fixed and taken.keys is None:
+        elif not check.is_fixed and check.keys is None:
             self._cannot_go_on(f"the key of step {step.name!r} is computed by a step")
         if measure.kind == "session":
             self._is_kept |= check.is_open
             return
-        ends = measure.last_starts(self._rows.events[taken.rows]) + measure.size_ms + measure.hold_ms
-        self._is_kept[taken.rows[ends > min(chain.watermark, self._low_watermark())]] = True
+        ends = measure.last_starts(self.rows.events[check.taken]) + measure.size_ms + measure.hold_ms
+        self._is_kept[check.taken[ends > min(chain.watermark, self._low_watermark())]] = True
 
     def _low_watermark(self) -> int:
         """What comes later has at least this watermark; low enough to be counted from."""
-        clock = self._check.clock
+        clock = self.check.clock
         if self._main is None or clock is None:
             return -(2**62)
         return max(-(2**62), self._with_watermarks(self._main, clock).watermark)
@@ -482,45 +448,45 @@ class Examination:
             return main
         if own.is_whole and self._main is not None and own.before is None:
             own = behind(self._main, own)
-        clock = self._check.clock
+        clock = self.check.clock
         assert clock is not None
-        return self._with_watermarks(own if own.is_whole else one_turn(self._scope), clock)
+        return self._with_watermarks(own if own.is_whole else one_turn(self.scope), clock)
 
     # -------------------------------------------------------------------- one row for each key
 
     def _upsert(self, sink: PostgresSink | DeltaSink) -> dict[Place, Numbers]:
-        reader = self._readers.get(sink.name)
+        reader = self.readers.get(sink.name)
         if reader is None:
             return {}
-        if self._left.unknown:  # a record that is not in the table may have left
-            self._say(gap(f"the rows of sink {sink.name!r}", self._left.unknown))
-            self._cannot_go_on(self._left.unknown)
+        if self.left.unknown:  # a record that is not in the table may have left
+            self._say(gap(f"the rows of sink {sink.name!r}", self.left.unknown))
+            self._cannot_go_on(self.left.unknown)
             return {}
         reaching = self._stream(sink)
         columns = {
             name: self._column(field)
-            for name, field in self._check.plain(sink.rows).items()
-            if field in self._rows.columns
+            for name, field in self.check.plain(sink.rows).items()
+            if field in self.rows.columns
         }
         columns |= self._columns(sink.rows, (*sink.key, *filter(None, (sink.order_by,))))
-        if sink.delete_when is not None and condition_flags(sink.delete_when, self._rows, columns) is None:
+        if sink.delete_when is not None and condition_flags(sink.delete_when, self.rows, columns) is None:
             columns |= self._computed(sink.rows, {DELETES: f"coalesce(({sink.delete_when}), false)"})
-        columns |= keys_of_tombstones(sink, self._rows, columns)
+        columns |= keys_of_tombstones(sink, self.rows, columns)
         chain = self._chains[sink.name]
-        turns = chain.turns_of(self._rows).astype(np.int64) if chain.is_whole else None
+        turns = chain.turns_of(self.rows).astype(np.int64) if chain.is_whole else None
         if sink.mode == "scd2":
-            turns = np.zeros(len(self._rows), np.int64)  # of equal ones, the last by place
+            turns = np.zeros(len(self.rows), np.int64)  # of equal ones, the last by place
         elif sink.order_by in columns:
             turns = ranks(columns[sink.order_by])
-        elif turns is None and len(self._scope) > 1:
+        elif turns is None and len(self.scope) > 1:
             self._cannot_go_on(f"the ledger of sink {sink.name!r} does not have all batches")
-        starts = {} if self._before is None else {place: start for place, (start, _) in self._scope.items()}
+        starts = {} if self._before is None else {place: start for place, (start, _) in self.scope.items()}
         check = UpsertCheck(
-            sink, reader, self._rows, columns, np.flatnonzero(reaching), turns, self._ends, starts
+            sink, reader, self.rows, columns, np.flatnonzero(reaching), turns, self.ends, starts
         )
         self._found += check.examine()
         self._is_kept |= check.is_standing
-        return self._rows.offsets_by_place(check.superseded)
+        return self.rows.offsets_by_place(check.superseded)
 
     def _stream(self, sink: SinkDefinition) -> Flags:
         """The records whose rows this sink takes."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +33,10 @@ from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import hashes_of_offsets
 from holdfast.pipeline.positions import Place
 
-Codes = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
+"""Keys, times in milliseconds, offsets, numbers of rows."""
+Flags = npt.NDArray[np.bool_]
+Hashes = npt.NDArray[np.uint64]
 WIDE: Final = 2**62
 
 
@@ -40,48 +44,21 @@ class KeysDiffer(ValueError):
     """A sink's column cannot be read as the source's."""
 
 
-class KeySpace:
-    """The keys of all records: equal numbers, equal keys. Nulls are equal to each other."""
+def key_codes(*sides: tuple[int, Sequence[pa.ChunkedArray]]) -> list[Numbers]:
+    """The keys of rows as numbers: equal numbers, equal keys, on all sides. Nulls are equal to each other.
 
-    def __init__(self, columns: Sequence[pa.ChunkedArray], rows: int) -> None:
-        self._values: list[pa.Array] = []
-        self._types = [column.type for column in columns]
-        self._narrowed: dict[int, Codes] = {}
-        """Before which column the numbers were made small again, and those that there were."""
-        self.codes: Codes = np.zeros(rows, np.int64)
-        for number, column in enumerate(columns):
-            encoded = _combined(_comparable(column)).dictionary_encode()
-            self._values.append(encoded.dictionary)
-            size = len(encoded.dictionary) + 1
-            if len(self.codes) and int(self.codes.max()) > WIDE // size:
-                self._narrowed[number], self.codes = np.unique(self.codes, return_inverse=True)
-            self.codes = self.codes * size + _numbers(pc.fill_null(encoded.indices, -1)) + 1
-
-    def codes_of(self, columns: Sequence[pa.ChunkedArray]) -> Codes:
-        """Of rows of a sink; keys that no record has are below 0, each by a number of its own."""
-        held = [_as_type(column, kind) for column, kind in zip(columns, self._types, strict=True)]
-        rows = len(held[0]) if held else 0
-        codes = np.zeros(rows, np.int64)
-        known = np.ones(rows, np.bool_)
-        for number, (column, values) in enumerate(zip(held, self._values, strict=True)):
-            if number in self._narrowed:
-                codes, is_there = _found(self._narrowed[number], codes)
-                known &= is_there
-            plain = _combined(_comparable(column))
-            at = _numbers(pc.fill_null(pc.index_in(plain, value_set=values, skip_nulls=True), -1)) + 1
-            known &= (at > 0) | _flags(plain.is_null())
-            codes = codes * (len(values) + 1) + at
-        if not known.all():
-            strangers = [column.filter(pa.array(~known)) for column in held]
-            codes[~known] = -1 - KeySpace(strangers, int((~known).sum())).codes
-        return codes
-
-
-def _found(values: Codes, codes: Codes) -> tuple[Codes, npt.NDArray[np.bool_]]:
-    if len(values) == 0:
-        return np.zeros(len(codes), np.int64), np.zeros(len(codes), np.bool_)
-    at = np.minimum(np.searchsorted(values, codes), len(values) - 1)
-    return at.astype(np.int64), values[at] == codes
+    Each side is how many rows it has, and the columns of their key; the first says of which types they are."""
+    sizes = [rows for rows, _ in sides]
+    codes = np.zeros(sum(sizes), np.int64)
+    for columns in zip(*(columns for _, columns in sides), strict=True):
+        parts = [_comparable(_as_type(column, columns[0].type)) for column in columns]
+        chunks = [chunk for part in parts for chunk in part.chunks]
+        encoded = _combined(pa.chunked_array(chunks, parts[0].type)).dictionary_encode()
+        size = len(encoded.dictionary) + 1
+        if len(codes) and int(codes.max()) > WIDE // size:
+            codes = np.unique(codes, return_inverse=True)[1]
+        codes = codes * size + _numbers(pc.fill_null(encoded.indices, -1)) + 1
+    return np.split(codes, np.cumsum(sizes)[:-1])
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:
@@ -121,7 +98,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def sorting(*columns: Codes) -> Codes:
+def sorting(*columns: Numbers) -> Numbers:
     """The order by these columns, the first before all: as one number where that fits, which is much quicker."""
     spans = []
     total = 1
@@ -141,18 +118,19 @@ def sorting(*columns: Codes) -> Codes:
 # ---------------------------------------------------------------------------- rows
 
 
-Times = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint64]
-
 NOTHING: Final = -(2**63)
 """In place of a time that is not there: before everything."""
 RECORD_TIME: Final = "_timestamp"
 ID_HEADER: Final = "hf-id"
 ID_COLUMN: Final = "hf-id"
 """The column of a spooling producer's numbers, beside those of the values."""
-FIXED: Final = ("offset", "event", "seen", "decoded", "tombstone")
+NO_ROWS: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("offset", "event", "seen")),
+        *((name, pa.bool_()) for name in ("decoded", "tombstone")),
+    ]
+).empty_table()
+FIXED: Final = tuple(NO_ROWS.column_names)
 COLUMN: Final = "column "
 """Before the names of the values' columns, where records stand in one table."""
 
@@ -176,46 +154,41 @@ class Clock:
 class Rows:
     """All records of the scope, by topic, partition and offset."""
 
+    table: pa.Table
+    """`FIXED`, and the columns of the values behind `COLUMN`. Of records that an earlier audit has handed on also what
+    became of them (`stateful.carried`); null for others."""
     places: tuple[Place, ...]
     bounds: Numbers
     """Where each place begins, and the end."""
-    offsets: Numbers
-    events: Times
-    """`NOTHING`: the record has none."""
-    seen: Times
-    """The greatest event before it in its partition."""
     greatest: tuple[int, ...]
     """By place, of all its events that count."""
-    is_decoded: Flags
-    is_tombstone: Flags
-    columns: Mapping[str, pa.ChunkedArray]
+
+    def __post_init__(self) -> None:
+        offsets, events, seen, decoded, tombstones = (np.asarray(self.table.column(name)) for name in FIXED)
+        self.offsets: Numbers = offsets
+        self.events: Numbers = events
+        """`NOTHING`: the record has none."""
+        self.seen: Numbers = seen
+        """The greatest event before it in its partition."""
+        self.is_decoded: Flags = decoded
+        self.is_tombstone: Flags = tombstones
+        self.columns = self.named(COLUMN)
 
     @classmethod
     def of(
-        cls, table: pa.Table, places: tuple[Place, ...], sizes: Sequence[int], greatest: tuple[int, ...]
+        cls,
+        table: pa.Table,
+        places: tuple[Place, ...],
+        sizes: Numbers | Sequence[int],
+        greatest: tuple[int, ...],
     ) -> Rows:
-        """Of a table as `as_table` makes it, whose places follow each other."""
-        offsets, events, seen, decoded, tombstones = (np.asarray(table.column(name)) for name in FIXED)
-        return cls(
-            places,
-            np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))),
-            offsets,
-            events,
-            seen,
-            greatest,
-            decoded.astype(np.bool_, copy=False),
-            tombstones.astype(np.bool_, copy=False),
-            {
-                name.removeprefix(COLUMN): table.column(name)
-                for name in table.column_names
-                if name.startswith(COLUMN)
-            },
-        )
+        """Of a table whose places follow each other."""
+        return cls(table, places, np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))), greatest)
 
-    def as_table(self) -> pa.Table:
-        fixed = (self.offsets, self.events, self.seen, self.is_decoded, self.is_tombstone)
-        columns = {COLUMN + name: column for name, column in self.columns.items()}
-        return pa.table(dict(zip(FIXED, fixed, strict=True)) | columns)
+    def named(self, prefix: str) -> dict[str, pa.ChunkedArray]:
+        """The columns whose names begin so, by the rest of their names."""
+        names = (name for name in self.table.column_names if name.startswith(prefix))
+        return {name.removeprefix(prefix): self.table.column(name) for name in names}
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -226,6 +199,7 @@ class Rows:
     def place_numbers(self) -> npt.NDArray[np.int32]:
         return np.repeat(np.arange(len(self.places), dtype=np.int32), np.diff(self.bounds))
 
+    @cached_property
     def hashes(self) -> Hashes:
         """Of the places, as lineage digests have them."""
         parts = [
@@ -234,21 +208,19 @@ class Rows:
         ]
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
+    def telling(self, columns: Mapping[str, npt.NDArray[Any]]) -> Rows:
+        """The same, and this of them."""
+        names = [name for name in self.table.column_names if name in FIXED or name.startswith(COLUMN)]
+        table = self.table.select(names)
+        for name, values in columns.items():
+            table = table.append_column(name, pa.array(values))
+        return Rows(table, self.places, self.bounds, self.greatest)
+
     def where(self, chosen: Flags) -> Rows:
         counts = np.bincount(self.place_numbers()[chosen], minlength=len(self.places))
-        return Rows(
-            self.places,
-            np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
-            self.offsets[chosen],
-            self.events[chosen],
-            self.seen[chosen],
-            self.greatest,
-            self.is_decoded[chosen],
-            self.is_tombstone[chosen],
-            {name: column.filter(pa.array(chosen)) for name, column in self.columns.items()},
-        )
+        return Rows.of(self.table.filter(pa.array(chosen)), self.places, counts, self.greatest)
 
-    def seen_by(self, number: int, ends: Numbers) -> Times:
+    def seen_by(self, number: int, ends: Numbers) -> Numbers:
         """The greatest event of a place before each of these offsets."""
         part = self.slice_of(number)
         at = np.searchsorted(self.offsets[part], ends)
@@ -277,8 +249,6 @@ class Rows:
 class Recorder:
     """Sees every record of the source, and keeps what stateful steps go by."""
 
-    needs_headers: bool
-
     def __init__(
         self,
         clock: Clock | None,
@@ -297,8 +267,7 @@ class Recorder:
         for number, place in enumerate(() if before is None else before.places):
             if before is not None and place in self._parts:
                 part = before.slice_of(number)
-                if part.start < part.stop:
-                    self._parts[place].append(before.as_table().slice(part.start, part.stop - part.start))
+                self._parts[place].append(before.table.slice(part.start, part.stop - part.start))
                 self._greatest[place] = before.greatest[number]
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
@@ -327,13 +296,12 @@ class Recorder:
         places = tuple(sorted(self._parts))
         parts = [self._parts.pop(place) for place in places]
         sizes = [sum(each.num_rows for each in part) for part in parts]
-        tables = [each for part in parts for each in part]
-        nothing = pa.table(dict.fromkeys(FIXED, pa.array([], pa.int64())))
-        whole = pa.concat_tables(tables) if tables else nothing
+        tables = [each for part in parts for each in part] or [NO_ROWS]
+        whole = pa.concat_tables(tables, promote_options="default")
         return Rows.of(whole, places, sizes, tuple(self._greatest[place] for place in places))
 
 
-def _milliseconds(times: pa.Array) -> Times:
+def _milliseconds(times: pa.Array) -> Numbers:
     """Rounded down; `NOTHING` for null."""
     micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
     known = _flags(micros.is_valid())

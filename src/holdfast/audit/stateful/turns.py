@@ -26,10 +26,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from holdfast.audit.model import Document
-from holdfast.audit.stateful.rows import NOTHING, Clock, Flags, Numbers, Rows, Times
+from holdfast.audit.stateful.rows import NOTHING, Clock, Flags, Numbers, Rows
 from holdfast.pipeline.definition.model import Dedupe, Join, Keyed, Source, Window
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.ledger import Entry
@@ -79,9 +78,9 @@ class Chain:
     is_whole: bool
     beyond: int | None = None
     """The lowest number of a batch past the audit's end."""
-    starts: Times = field(default_factory=lambda: np.zeros(0, np.int64))
+    starts: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
     """The watermark where each batch began; `NOTHING` before the first."""
-    ends: Times = field(default_factory=lambda: np.zeros(0, np.int64))
+    ends: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
     before: ChainEnd | None = None
     end: ChainEnd = ChainEnd(-1)
 
@@ -90,9 +89,9 @@ class Chain:
         """Where the last one ended."""
         return int(self.ends[-1]) if len(self.ends) else NOTHING
 
-    def turns_of(self, rows: Rows) -> npt.NDArray[np.int32]:
+    def turns_of(self, rows: Rows) -> Numbers:
         """The number, within the chain, of the batch that took each row."""
-        found = np.zeros(len(rows), np.int32)
+        found = np.zeros(len(rows), np.int64)
         for number, place in enumerate(rows.places):
             cuts = [(turn.spans[place][1], at) for at, turn in enumerate(self.turns) if place in turn.spans]
             if cuts:
@@ -231,7 +230,7 @@ def _reads(source: Source, place: Place) -> bool:
     )
 
 
-def own_watermarks(rows: Rows, chain: Chain, turns: npt.NDArray[np.int32], clock: Clock) -> Times:
+def own_watermarks(rows: Rows, chain: Chain, turns: Numbers, clock: Clock) -> Numbers:
     """Of each row: what ends at or before it, the row is late for. `NOTHING`: it is late for nothing."""
     own = np.where(rows.seen == NOTHING, NOTHING, rows.seen - clock.delay_ms)
     if len(chain.starts) == 0:
@@ -274,28 +273,30 @@ class Measure:
         """From a window's end until it closes: a session may be touched by a row of its gap."""
         return self.size_ms if self.kind == "session" else 0
 
-    def last_starts(self, events: Times) -> Times:
+    def last_starts(self, events: Numbers) -> Numbers:
         """Of the windows a row belongs to, the last one's start."""
         return events if self.kind == "session" else events - np.mod(events, self.every_ms)
 
-    def first_starts(self, events: Times, watermarks: Times) -> Times:
-        """Sliding: the start of the first that the row belongs to and is not late for."""
+    def first_starts(self, events: Numbers, watermarks: Numbers) -> Numbers:
+        """The start of the first that the row belongs to and is not late for."""
+        if self.kind != "sliding":
+            return self.last_starts(events)
         holding = _at_or_after(events - (self.size_ms - 1), self.every_ms)
         far = np.iinfo(np.int64).min // 2
         over = np.maximum(watermarks, far) - (self.size_ms + self.hold_ms - 1)
         return np.maximum(holding, _at_or_after(over, self.every_ms))
 
-    def is_late(self, events: Times, watermarks: Times) -> Flags:
+    def is_late(self, events: Numbers, watermarks: Numbers) -> Flags:
         known = events != NOTHING
         ends = self.last_starts(np.where(known, events, 0)) + self.size_ms + self.hold_ms
         return np.asarray(~known | (ends <= watermarks), np.bool_)
 
 
-def _at_or_after(times: Times, every_ms: int) -> Times:
+def _at_or_after(times: Numbers, every_ms: int) -> Numbers:
     return times + np.mod(-times, every_ms)
 
 
-def is_past(events: Times, watermarks: Times, reach_ms: int) -> Flags:
+def is_past(events: Numbers, watermarks: Numbers, reach_ms: int) -> Flags:
     """Rows whose event lies that far behind their watermark, and those without one."""
     known = events != NOTHING
     return np.asarray(~known | (np.where(known, events, 0) + reach_ms <= watermarks), np.bool_)
