@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,7 +30,7 @@ from holdfast.audit.cells import (
     json_decoder,
     keeps_exactly,
 )
-from holdfast.audit.compare import finding
+from holdfast.audit.compare import Counts, finding
 from holdfast.audit.coverage import ANY
 from holdfast.audit.decoding import Decode, SourceDecoder
 from holdfast.audit.lineage import Offsets, partitions_of
@@ -116,21 +115,19 @@ class Expected:
     only: Mapping[Columns, Mapping[Place, Flags]] = field(default_factory=dict)
     """Of sets that are wanted for few offsets of the scope: for which."""
     hashes: dict[tuple[Place, Columns], Hashes] = field(default_factory=dict)
-    counts: dict[tuple[Place, Columns], npt.NDArray[np.uint16]] = field(default_factory=dict)
+    counts: dict[tuple[Place, Columns], Counts] = field(default_factory=dict)
     """Rows of a record, where there may be several: the hash is the sum of theirs."""
 
     @property
     def needs_headers(self) -> bool:
         """Of few records, and none where there are no dead letters."""
-        return any(
-            self._is_wanted(columns)
-            for columns in self.sets
-            if columns == RECORD or LETTER_HEADERS in dict(columns).values()
+        listed = (
+            columns for columns in self.sets if columns == RECORD or LETTER_HEADERS in dict(columns).values()
         )
-
-    def _is_wanted(self, columns: Columns) -> bool:
-        only = self.only.get(columns)
-        return only is None or any(flags.any() for flags in only.values())
+        return any(
+            columns not in self.only or any(flags.any() for flags in self.only[columns].values())
+            for columns in listed
+        )
 
     def array(self, place: Place, columns: Columns) -> Hashes:
         start, end = self.scope[place]
@@ -171,20 +168,19 @@ def _of_source(name: str, batch: pa.RecordBatch, decoded: Decode) -> pa.Array:
     match name:
         case "_raw":
             return batch.column("value")
-        case "_key":
-            return batch.column("key")
         case "_tombstone":
             return batch.column("value").is_null()
-        case "_timestamp":
+        case "_timestamp" | "_letter_timestamp":
             times = batch.column("timestamp").cast(OF_RECORD[TIME][0])
-            return pc.if_else(pc.less(times.cast(pa.int64()), 0), None, times)  # -1: no time
+            micros = times.cast(pa.int64())
+            is_none = pc.less(micros, 0)  # -1: no time
+            if name != TIME:
+                is_none = pc.or_(is_none, pc.greater_equal(micros, NO_TIME_FROM_US))
+            return pc.if_else(is_none, None, times)
         case "_headers":
             return without(batch.column("headers"), OURS, renamed=(ID_HEADER, ORIGIN_ID_HEADER))
-        case "_letter_topic" | "_letter_partition" | "_letter_offset" | "_letter_headers":
-            return batch.column(name.removeprefix("_letter_"))
-        case "_letter_timestamp":
-            times = _of_source(TIME, batch, decoded)
-            return pc.if_else(pc.less(times.cast(pa.int64()), NO_TIME_FROM_US), times, None)
+        case "_key" | "_letter_topic" | "_letter_partition" | "_letter_offset" | "_letter_headers":
+            return batch.column(name.removeprefix("_letter").removeprefix("_"))
         case "_no_headers":
             return pa.array(np.zeros(batch.num_rows, np.int32))
     if name.startswith(KEY_BY):
@@ -236,20 +232,19 @@ class Plan:
             wrong |= errors.is_valid().to_numpy(zero_copy_only=False)
             unsure |= wrong & has_no_number(texts)
         for name, must in self.columns.items():
+            kind, ddl = self.types[must]
             if name in found:
                 continue
-            kind, ddl = self.types[must]
             if must in (HEADERS, NO_HEADERS):
                 own = without(table.column("headers").combine_chunks(), OURS)
                 found[name] = own if must == HEADERS else pc.list_value_length(own)
             elif must == TOMBSTONE and self.is_topic:
                 found[name] = table.column("value").is_null()
             elif name in table.column_names:
-                values = table.column(name)
-                found[name], failed = as_type(values, kind, ddl)
+                found[name], failed = as_type(table.column(name), kind, ddl)
                 wrong |= failed
                 if failed.any() and pa.types.is_nested(kind):
-                    unsure |= failed & has_no_number(values)
+                    unsure |= failed & has_no_number(table.column(name))
             else:
                 found[name] = pa.nulls(table.num_rows, kind)
         return found, wrong & ~unsure, unsure
@@ -257,27 +252,25 @@ class Plan:
 
 def compare(reader: SinkReader, plan: Plan, expected: Expected, detail: str) -> Examined:
     """The rows of a sink against what must be there."""
-    count = 0
-    differing: dict[Place, list[npt.NDArray[np.int64]]] = {}
-    sums: dict[Place, tuple[Hashes, npt.NDArray[np.uint16]]] = {}
+    count, key = 0, plan.key
+    differing: dict[Place, list[Offsets]] = {}
+    sums: dict[Place, tuple[Hashes, Counts]] = {}
     for table in reader.table_batches(plan.asked, SinkScope(expected.scope)):
         if table.num_rows == 0:
             continue
         cells, wrong, unsure = plan.cells(table)
-        hashed = hash_rows({name: cells[name] for name, _ in plan.key})
+        hashed = hash_rows({name: cells[name] for name, _ in key})
         hashed[wrong] += np.uint64(1)
         for place, rows, offsets in by_place(table, expected.scope):
             at = offsets - expected.scope[place][0]
-            judged = ~unsure[rows] if plan.made is None else ~unsure[rows] & plan.made[place][at]
-            must = expected.array(place, plan.key)[at]
-            judged &= (
-                must != 0
-            )  # expired, compacted away, aborted: whether a row may be there is not asked here
-            if (place, plan.key) in expected.counts:
-                counts = expected.counts[place, plan.key]
-                total, held = sums.setdefault(
-                    place, (np.zeros(len(counts), np.uint64), np.zeros_like(counts))
-                )
+            must = expected.array(place, key)[at]
+            # Expired, compacted away, aborted: whether a row may be there is not asked here.
+            judged = ~unsure[rows] & (must != 0)
+            if plan.made is not None:
+                judged &= plan.made[place][at]
+            if (place, key) in expected.counts:
+                size = len(expected.counts[place, key])
+                total, held = sums.setdefault(place, (np.zeros(size, np.uint64), np.zeros(size, np.uint16)))
                 np.add.at(total, at[judged], hashed[rows[judged]])
                 np.add.at(held, at[judged], 1)
                 continue
@@ -287,18 +280,17 @@ def compare(reader: SinkReader, plan: Plan, expected: Expected, detail: str) -> 
                 differing.setdefault(place, []).append(found)
     for place, (total, held) in sums.items():
         # Where there are more or fewer rows than must be, that is told by whoever counts them.
-        is_same = held == expected.counts[place, plan.key]
+        is_same = held == expected.counts[place, key]
         count += int(held[is_same].sum(dtype=np.int64))
-        is_other = is_same & (held > 0) & (total != expected.array(place, plan.key))
+        is_other = is_same & (held > 0) & (total != expected.array(place, key))
         if is_other.any():
-            differing[place] = [np.flatnonzero(is_other).astype(np.int64) + expected.scope[place][0]]
-    return Examined(
-        tuple(
-            finding(Fate.ALTERED, reader.name, place, np.unique(np.concatenate(parts)), detail)
-            for place, parts in sorted(differing.items())
-        ),
-        coverage=tuple(ColumnCoverage(reader.name, name, count) for name in plan.covers),
+            differing[place] = [np.flatnonzero(is_other) + expected.scope[place][0]]
+    told = (
+        finding(Fate.ALTERED, reader.name, place, np.unique(np.concatenate(parts)), detail)
+        for place, parts in sorted(differing.items())
     )
+    covered = (ColumnCoverage(reader.name, name, count) for name in plan.covers)
+    return Examined(tuple(told), coverage=tuple(covered))
 
 
 def by_place(table: pa.Table, scope: Spans) -> Iterator[tuple[Place, Offsets, Offsets]]:
@@ -340,7 +332,7 @@ def plan_of(
             kinds = {**types, NO_HEADERS: (pa.int32(), "int")}
             kinds |= {must: OF_RECORD[KEY] for must in found.values() if must.startswith(KEY_BY)}
             return Plan(reader.name, found, kinds, is_topic=True, covers=covers), whys
-    stored = {name: must for name, must in names.items() if not name.startswith("_") or name == "_unknown"}
+    stored = _stored(names)
     if isinstance(sink, PostgresSink):
         held = cast("Mapping[str, str]", getattr(reader, "column_types", {}))
         for name, must in list(stored.items()):
@@ -365,24 +357,22 @@ def _topic(
     if key and types[key][1] in ("string", "binary"):
         found["key"] = key if key in OF_RECORD or TOMBSTONE not in names else KEY_BY + key
         covers.append("key")
-    fields = {name: must for name, must in names.items() if not name.startswith("_") or name == "_unknown"}
+    fields = _stored(names)
     is_whole = is_all
+    raw = "" if sink.value is None else _plain_name(sink.value, names)
     if sink.value is not None:
         listed = _STRUCT_JSON.fullmatch(sink.value)
         named = {each.strip(" `\n\t") for each in listed[1].split(",")} if listed else set()
-        fields = {name: must for name, must in fields.items() if name in named}
         # Without options, `to_json` writes times with three digits, and leaves out what is null.
+        fields = {
+            name: must for name, must in fields.items() if name in named and not _TIMES.search(types[must][1])
+        }
         is_whole = bool(named) and named == set(fields)
-        fields = {name: must for name, must in fields.items() if not _TIMES.search(types[must][1])}
-        is_whole = is_whole and named == set(fields)
-    found |= {FIELD + name: must for name, must in fields.items()} if is_whole else {}
-    if is_whole and TOMBSTONE in names:
-        found["tombstone"] = TOMBSTONE
-    if (
-        sink.value is not None
-        and (raw := _plain_name(sink.value, names))
-        and types[raw][1] in ("string", "binary")
-    ):
+    if is_whole:
+        found |= {FIELD + name: must for name, must in fields.items()}
+        if TOMBSTONE in names:
+            found["tombstone"] = TOMBSTONE
+    if raw and types[raw][1] in ("string", "binary"):
         found["value"], is_whole = raw, True
     if is_whole:
         covers.append("value")
@@ -390,6 +380,10 @@ def _topic(
         found["headers"] = NO_HEADERS
         covers.append("headers")
     return found, tuple(covers)
+
+
+def _stored(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: must for name, must in names.items() if not name.startswith("_") or name == "_unknown"}
 
 
 def _plain_name(expression: str, names: Mapping[str, str]) -> str:
@@ -454,16 +448,14 @@ class ContentCheck:
 
     def _since(self, reader: SinkReader, plan: Plan, spans: Spans) -> Plan:
         """Rows of entries that this definition made, or one that says the same of the sink."""
-        if self._marks is None or plan.sink == DEAD_LETTER_NAME:
-            return plan
-        marks = self._marks(reader.name)
+        marks = () if self._marks is None else self._marks(reader.name)
         others = [entry for entry in reader.entries() if entry.fingerprint not in marks and entry.range]
-        if not others:
+        if self._marks is None or plan.sink == DEAD_LETTER_NAME or not others:
             return plan
         why = f"rows up to batch {others[-1].number} were made by another version of the definition"
         self._unspoken += [ColumnCoverage(reader.name, name, why=why) for name in (ANY, *plan.covers)]
         made = made_by(marks, reader.entries(), spans)
-        return Plan(plan.sink, plan.columns, plan.types, plan.is_topic, plan.covers, made)
+        return replace(plan, made=made)
 
     def examine(self, readers: Sequence[SinkReader]) -> Examined:
         """After the walk."""
@@ -480,12 +472,9 @@ class ContentCheck:
 
     def not_evaluated(self) -> Examined:
         """What an audit says that does not evaluate the steps again."""
-        return Examined(
-            coverage=tuple(
-                ColumnCoverage(sink, ANY, why=f"{steps} made it, which --spark evaluates again")
-                for sink, steps in self.computed.items()
-            )
-        )
+        computed = self.computed.items()
+        whys = ((sink, f"{steps} made it, which --spark evaluates again") for sink, steps in computed)
+        return Examined.of(ColumnCoverage(sink, ANY, why=why) for sink, why in whys)
 
 
 def _detail(plan: Plan) -> str:

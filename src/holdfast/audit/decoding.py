@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from holdfast.audit.cells import hash_values
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import Examined, Fate, Finding
-from holdfast.pipeline.definition.model import Decoding, Source
+from holdfast.pipeline.definition.model import Source
 from holdfast.pipeline.formats import Decoder, compile_decoder
 from holdfast.pipeline.positions import Place
 
@@ -63,39 +63,36 @@ class SourceDecoder:
     """Compiled from a source's definition."""
 
     def __init__(self, source: Source) -> None:
-        self._default = compile_decoder(source.value) if _has_default(source) else None
+        is_needed = not source.values or any(topic not in source.values for topic in source.topics)
+        has_default = is_needed or source.pattern is not None
+        self._default = compile_decoder(source.value) if has_default else None
         self._own: dict[str, Decoder] = {
             topic: compile_decoder(decoding) for topic, decoding in source.values.items()
         }
-        self._key = None if _is_raw(source.key) else compile_decoder(source.key, prefix=KEY_PREFIX)
+        is_raw = source.key.format == "bytes" and not source.key.fields
+        self._key = None if is_raw else compile_decoder(source.key, prefix=KEY_PREFIX)
         self.types: dict[str, pa.DataType] = {}
         """Of all columns, by name."""
         self.ddl: dict[str, str] = {}
         """The same in Spark's words."""
-        for decoder in (*([] if self._key is None else [self._key]), *self._values()):
-            for field, column in zip(decoder.arrow_fields, decoder.columns, strict=True):
+        for decoder in (self._key, self._default, *self._own.values()):
+            for field, column in zip(decoder.arrow_fields, decoder.columns, strict=True) if decoder else ():
                 self.types.setdefault(field.name, field.type)
                 self.ddl.setdefault(field.name, column.type.ddl)
-
-    def _values(self) -> list[Decoder]:
-        return [*([] if self._default is None else [self._default]), *self._own.values()]
 
     def decode(self, topic: str, batch: pa.RecordBatch, *, plainly: bool = False) -> DecodedBatch:
         """A batch as the reader gives it: records of one partition. `plainly`: one by one, without machine code."""
         decoder = self._own.get(topic) or self._default
         assert decoder is not None, f"topic {topic!r} has no decoding"
-        decode = decoder.decode_plainly if plainly else decoder.decode
-        columns, errors = decode(batch.column("value"))
-        found = {field.name: column for field, column in zip(decoder.arrow_fields, columns, strict=True)}
+        found, errors = _decoded(decoder, batch.column("value"), plainly)
         if self._key is not None:
-            decode = self._key.decode_plainly if plainly else self._key.decode
-            columns, key_errors = decode(batch.column("key"))
-            found |= {
-                field.name: column for field, column in zip(self._key.arrow_fields, columns, strict=True)
-            }
+            keys, key_errors = _decoded(self._key, batch.column("key"), plainly)
             errors = pc.coalesce(errors, pc.binary_join_element_wise("key: ", key_errors, ""))
+            found |= keys
             if errors.null_count < len(errors):
-                found = {name: _null_where(column, errors) for name, column in found.items()}
+                places = pa.array(range(len(errors)), pa.int64())
+                valid = pc.if_else(errors.is_null(), places, None)
+                found = {name: column.take(valid) for name, column in found.items()}
         for name, kind in self.types.items():
             if name not in found:
                 found[name] = pa.nulls(batch.num_rows, kind)
@@ -131,9 +128,8 @@ class PlainSample:
         )
         chosen = pa.array(rows)
         plain, found = self._decoder.decode(place.topic, batch.take(chosen), plainly=True), decoded()
-        differs = plain.errors.is_null().to_numpy(zero_copy_only=False) != found.errors.take(
-            chosen
-        ).is_null().to_numpy(zero_copy_only=False)
+        one, other = (each.is_null().to_numpy(zero_copy_only=False) for each in (plain.errors, found.errors))
+        differs = one != other[rows]
         for name, column in plain.columns.items():
             differs |= hash_values(column) != hash_values(found.columns[name].take(chosen))
         self._taken += len(rows)
@@ -143,30 +139,14 @@ class PlainSample:
 
     def examine(self) -> Examined:
         detail = "the plain decoder makes something else of these records than the one that pipelines and audits use"
-        found = [
-            Finding(
-                Fate.ALTERED,
-                "",
-                place,
-                tuple(as_ranges(np.array(offsets, np.int64))),
-                len(offsets),
-                detail=detail,
-            )
-            for place, offsets in sorted(self._other.items())
-        ]
+        found = []
+        for place, offsets in sorted(self._other.items()):
+            ranges = tuple(as_ranges(np.array(offsets, np.int64)))
+            found.append(Finding(Fate.ALTERED, "", place, ranges, len(offsets), detail=detail))
         note = f"{self._taken:,} records were decoded a second time, by the plain decoders"
         return Examined(tuple(found), notes=(note,) if self._taken else ())
 
 
-def _has_default(source: Source) -> bool:
-    is_needed = not source.values or any(topic not in source.values for topic in source.topics)
-    return is_needed or source.pattern is not None
-
-
-def _is_raw(key: Decoding) -> bool:
-    return key.format == "bytes" and not key.fields
-
-
-def _null_where(column: pa.Array, errors: pa.Array) -> pa.Array:
-    places = pa.array(range(len(errors)), pa.int64())
-    return column.take(pc.if_else(errors.is_null(), places, None))
+def _decoded(decoder: Decoder, values: pa.Array, plainly: bool) -> tuple[dict[str, pa.Array], pa.Array]:
+    columns, errors = (decoder.decode_plainly if plainly else decoder.decode)(values)
+    return {field.name: column for field, column in zip(decoder.arrow_fields, columns, strict=True)}, errors

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from holdfast.admin.brokers import Brokers, committed_metadata
 from holdfast.admin.errors import ClusterError
 from holdfast.audit.compare import finding
 from holdfast.audit.ledgers import heads_path
-from holdfast.audit.lineage import LineageBatch, as_ranges
+from holdfast.audit.lineage import LineageBatch, Offsets, as_ranges
 from holdfast.audit.model import AuditError, Fate, Finding, Range, Unproven, gap
 from holdfast.audit.sinks.base import ContentBatch, ErasedRows, SinkReader, SinkScope
 from holdfast.audit.sinks.kafka import DeadLetters
@@ -35,8 +36,8 @@ from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import home_of, monitoring_group
 from holdfast.pipeline.definition.places import places_of
-from holdfast.pipeline.erased_places import RowsByEntry, unpack
-from holdfast.pipeline.ledger import BEFORE_LEDGER, Entry
+from holdfast.pipeline.erased_places import RowsByEntry, by_partition, unpack
+from holdfast.pipeline.ledger import BEFORE_LEDGER, Content, Entry
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.row_digest import MASK, DigestKey, Digests, RowHasher, totals
 from holdfast.pipeline.sealing import KEY_FILE, DigestKeyLost, Head, broken_links, heads_in, read_key
@@ -218,40 +219,42 @@ def check(
     """
     with_rows = with_rows or bool(reader.keeps_digests) or bool(reader.erased) or table is not None
     entries = list(reader.entries())
-    newest = entries[-1] if entries else None
-    if newest is None:
+    if not entries:
         return Unaltered(reader.name, findings=tuple(gone(reader.name, witnesses)))
-    content = newest.content
+    content = entries[-1].content
+    found: list[Finding] = []
+
+    def unknown(why: str, detail: str = "") -> Unaltered:
+        told = [Finding(Fate.ALTERED, reader.name, detail=detail)] if detail else []
+        return Unaltered(reader.name, why=why, findings=(*found, *told))
+
     if keeper.key is None:
-        sealed = next((entry for entry in reversed(entries) if entry.chain), None)
-        if sealed is None:
-            return Unaltered(reader.name, why=BEFORE)
+        if not any(entry.chain for entry in entries):
+            return unknown(BEFORE)
         if keeper.unreadable:
-            return Unaltered(reader.name, why=keeper.unreadable)
-        detail = (
-            f"its ledger is sealed with a key, and {keeper.lost}: whether its rows were altered is not known"
-        )
-        return Unaltered(
-            reader.name, why=keeper.lost, findings=(Finding(Fate.ALTERED, reader.name, detail=detail),)
-        )
-    found = [*_sealed(reader, entries, keeper.key, witnesses)]
-    lacks_column = reader.keeps_digests is False
-    if lacks_column and content is not None and content.total:
+            return unknown(keeper.unreadable)
+        detail = f"its ledger is sealed with a key, and {keeper.lost}"
+        return unknown(keeper.lost, f"{detail}: whether its rows were altered is not known")
+    found += _sealed(reader, entries, keeper.key, witnesses)
+    if reader.keeps_digests is False:
         detail = "its rows had their digests beside them, and the column _hf_content is gone, or the table is"
-        found.append(Finding(Fate.ALTERED, reader.name, detail=detail))
-    if content is None or lacks_column or not with_rows:
-        return Unaltered(reader.name, why=NO_COLUMN if lacks_column else BEFORE, findings=tuple(found))
+        return unknown(NO_COLUMN, detail if content is not None and content.total else "")
+    if content is None or not with_rows:
+        return unknown(BEFORE)
     if content.key != keeper.key.id:
-        why = f"they were digested with the key {content.key}, and the key here is {keeper.key.id}"
-        return Unaltered(reader.name, why=why, findings=tuple(found))
+        return unknown(f"they were digested with the key {content.key}, and the key here is {keeper.key.id}")
     types = dict(content.columns)
     is_table = reader.keeps_digests or table is not None
     known = -1 if since is None or is_table else proven_entry(entries, since)
-    counting = _Kept(reader, newest) if reader.keeps_digests else _Summed(reader, entries, known)
-    hasher = RowHasher(keeper.key)
-    scope = None if known < 0 else SinkScope(_spans_behind(entries[known]), turn)
+    counting = (
+        _Kept(reader, entries[-1], content) if reader.keeps_digests else _Summed(reader, entries, known)
+    )
+    hasher, scope = RowHasher(keeper.key), None
+    if known >= 0:
+        ends = {place: (at.offset, at.offset) for place, at in entries[known].positions.at.items()}
+        scope = SinkScope(ends, turn)
     for batch in reader.contents(types, scope):
-        counting.take(batch, hasher)
+        counting.take(batch, hasher.digests(batch.columns, batch.lineage, batch.constants))
         if table is not None:
             table.take(batch)
     counting.judge()
@@ -277,10 +280,6 @@ def proven_entry(entries: Sequence[Entry], since: Mapping[Place, int]) -> int:
         if all(position.offset <= since.get(place, -1) for place, position in entry.positions.at.items())
     ]
     return max(below, default=-1)
-
-
-def _spans_behind(entry: Entry) -> dict[Place, tuple[int, int]]:
-    return {place: (at.offset, at.offset) for place, at in entry.positions.at.items()}
 
 
 def gone(sink: str, witnesses: Sequence[Witness]) -> list[Finding]:
@@ -338,36 +337,36 @@ class _Kept(_Counting):
     """The rows of an upsert: each has its digest beside it."""
 
     newest: Entry
+    content: Content
     total: int = field(default=0, init=False)
-    _damaged: dict[tuple[str, int], list[int]] = field(default_factory=dict, init=False)
+    _damaged: list[Mapping[str, pa.Array]] = field(default_factory=list, init=False)
 
-    def take(self, batch: ContentBatch, hasher: RowHasher) -> None:
-        assert batch.digests is not None
-        made = hasher.digests(batch.columns, batch.lineage, batch.constants)
-        offsets = batch.lineage["offset"].to_pylist()
-        topics, partitions = batch.lineage["topic"].to_pylist(), batch.lineage["partition"].to_pylist()
-        for row, kept in enumerate(batch.digests):
-            self.rows += 1
-            if kept is None:
-                self.trusted += 1
-                self.why = NO_DIGEST
-                continue
-            self.total = (self.total + kept) & MASK
-            if kept == int(made[row, 0]) | int(made[row, 1]) << 64:
-                self.unaltered += 1
-            else:
-                self._damaged.setdefault((topics[row], partitions[row]), []).append(offsets[row] or 0)
+    def take(self, batch: ContentBatch, made: Digests) -> None:
+        kept = batch.digests or ()
+        missing = kept.count(None)
+        self.why = NO_DIGEST if missing else self.why
+        pairs = zip(kept, made.tolist(), strict=True)
+        wrong = [each is not None and each != low | high << 64 for each, (low, high) in pairs]
+        self.rows += len(kept)
+        self.trusted += missing
+        self.unaltered += len(kept) - missing - sum(wrong)
+        self.total = (self.total + sum(each for each in kept if each is not None)) & MASK
+        if any(wrong):
+            damaged = pa.array(wrong)
+            self._damaged.append({name: part.filter(damaged) for name, part in batch.lineage.items()})
 
     def judge(self) -> None:
-        content = self.newest.content
-        assert content is not None
-        known = {(place.topic, place.partition): place for place in self.newest.positions.at}
-        for (topic, partition), offsets in sorted(self._damaged.items(), key=str):
-            named = np.unique(np.array(offsets[:DAMAGED_MAX], np.int64))
-            place = known.get((topic, partition))
+        places: dict[tuple[str, int], list[Offsets]] = {}
+        for lineage in self._damaged:
+            for topic, partition, _, offsets in by_partition(lineage):
+                places.setdefault((topic, partition), []).append(offsets)
+        for at, parts in sorted(places.items()):
+            offsets = np.concatenate(parts)
+            known = self.newest.positions.of(*at)
             detail = f"{len(offsets):,} rows are not those that were written: their digest is another"
-            self._altered(detail, place, tuple(as_ranges(named)), len(offsets))
-        if self.total != content.total:
+            ranges = tuple(as_ranges(np.unique(offsets[:DAMAGED_MAX])))
+            self._altered(detail, None if known is None else known[0], ranges, len(offsets))
+        if self.total != self.content.total:
             detail = (
                 "the rows of the table are not those that its ledger knows of: rows were removed, added, or older ones "
                 "put back"
@@ -399,8 +398,7 @@ class _Summed(_Counting):
                 if number != BEFORE_LEDGER and at < len(numbers):
                     self.sums[at] = (self.sums[at] + int(digest, 16)) & MASK
 
-    def take(self, batch: ContentBatch, hasher: RowHasher) -> None:
-        made = hasher.digests(batch.columns, batch.lineage, batch.constants)
+    def take(self, batch: ContentBatch, made: Digests) -> None:
         self.rows += len(made)
         if batch.is_before_reset:
             self.trusted += len(made)
@@ -412,14 +410,10 @@ class _Summed(_Counting):
             self.sums[group] = (self.sums[group] + added) & MASK
 
     def judge(self) -> None:
-        before: Entry | None = None
         self.rows -= int(self.counts[: self.known + 1].sum())
-        for number, entry in enumerate(self.entries):
-            if number <= self.known:
-                before = entry
-                continue
-            self._judge_one(entry, before, int(self.counts[number]), self.sums[number])
-            before = entry
+        for at in range(self.known + 1, len(self.entries)):
+            before = self.entries[at - 1] if at else None
+            self._judge_one(self.entries[at], before, int(self.counts[at]), self.sums[at])
         beyond, earlier = int(self.counts[-2]), int(self.counts[-1])
         if earlier and self.entries[0].generation:
             self.trusted += earlier

@@ -40,33 +40,25 @@ def check(reader: SinkReader, sink: PostgresSink | DeltaSink) -> list[Finding] |
         kinds[IS_DELETED] = "boolean"
     tables = [_table(batch, tuple(kinds)) for batch in reader.contents(kinds)]
     try:
+        doing = "cells of one column are of different types"
         rows = pa.concat_tables([each for each in tables if each.num_rows], promote_options="permissive")
+        doing = f"spans are no values of {order_by!r}"
+        count = int(_wrong(rows, sink.key, order_by).sum()) if rows.num_rows else 0
     except pa.ArrowException as error:
-        return [_told(reader, 1, f"cells of one column are of different types ({error})")]
-    if not rows.num_rows:
-        return []
-    try:
-        wrong = _wrong(rows, sink.key, order_by)
-    except pa.ArrowException as error:
-        return [_told(reader, 1, f"spans are no values of {order_by!r} ({error})")]
-    count = int(wrong.sum())
-    if not count:
-        return []
-    return [_told(reader, count, f"{count:,} rows have another span than the versions of their key say")]
-
-
-def _told(reader: SinkReader, count: int, detail: str) -> Finding:
-    return Finding(Fate.ALTERED, reader.name, count=count, detail=detail)
+        return [Finding(Fate.ALTERED, reader.name, count=1, detail=f"{doing} ({error})")]
+    detail = f"{count:,} rows have another span than the versions of their key say"
+    return [Finding(Fate.ALTERED, reader.name, count=count, detail=detail)] if count else []
 
 
 def _table(batch: ContentBatch, names: Sequence[str]) -> pa.Table:
+    constants = {name: pa.scalar(batch.constants.get(name), pa.string()) for name in names}
     size = len(batch.lineage["offset"])
-    found = {}
-    for name in names:
-        text = batch.constants.get(name)
-        there = batch.columns.get(name)
-        found[name] = there if there is not None else pa.repeat(pa.scalar(text, pa.string()), size)
-    return pa.table(found)
+    return pa.table(
+        {
+            name: batch.columns[name] if name in batch.columns else pa.repeat(constants[name], size)
+            for name in names
+        }
+    )
 
 
 def _wrong(rows: pa.Table, key: Sequence[str], order_by: str) -> Flags:
@@ -103,23 +95,20 @@ def derived(
 ) -> list[ColumnCoverage]:
     """The coverage, in which spans are worth what they follow from: all of it, or nothing."""
     found = list(covered)
-    bases = [
-        each
-        for each in found
-        if each.sink == sink.name and each.column in (*sink.key, sink.order_by, IS_DELETED, LINEAGE)
-    ]
+    whole = (*sink.key, sink.order_by, IS_DELETED, LINEAGE)
+    bases = [each for each in found if each.sink == sink.name and each.column in whole]
+    why = "; ".join(dict.fromkeys(base.why for base in bases if base.why))
     for number, each in enumerate(found):
         if each.sink != sink.name or each.column not in SPANS:
             continue
         rows = each.recomputed + each.unaltered + each.trusted
-        why = "; ".join(dict.fromkeys(base.why for base in bases if base.why))
+        nothing = replace(each, recomputed=0, unaltered=0, trusted=0, why=why)
         if not is_checked:
-            worth = {"trusted": rows, "why": UNREAD}
-        elif all(not base.unaltered + base.trusted for base in bases):
-            worth = {"recomputed": rows, "why": ""}
-        elif all(not base.trusted for base in bases):
-            worth = {"unaltered": rows, "why": why}
+            found[number] = replace(nothing, trusted=rows, why=UNREAD)
+        elif not any(base.unaltered + base.trusted for base in bases):
+            found[number] = replace(nothing, recomputed=rows, why="")
+        elif not any(base.trusted for base in bases):
+            found[number] = replace(nothing, unaltered=rows)
         else:
-            worth = {"trusted": rows, "why": why}
-        found[number] = replace(each, **{"recomputed": 0, "unaltered": 0, "trusted": 0, **worth})  # type: ignore[arg-type]
+            found[number] = replace(nothing, trusted=rows)
     return found

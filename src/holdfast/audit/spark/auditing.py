@@ -57,13 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ASIDE: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("route", pa.string()),
-        ("step", pa.string()),
-    ]
+    {"topic": "string", "partition": "int32", "offset": "int64", "route": "string", "step": "string"}
 )
 
 

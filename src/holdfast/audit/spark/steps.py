@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.model import Fate
 from holdfast.pipeline.core.frames import as_input
+from holdfast.pipeline.core.sql import literal
 from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import (
     Dedupe,
@@ -58,13 +59,8 @@ HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary()
 TIME: Final = pa.timestamp("us", tz="UTC")
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A batch of the definition at hand that took offsets of a partition."""
-
-    start: int
-    end: int
-    batch_time_ms: int
+Taken = tuple[int, int, int]
+"""A batch of the definition at hand that took offsets of a partition: from, to, and the time of the batch."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +78,9 @@ def batches_taken(entries: Sequence[Entry], fingerprint: str) -> dict[tuple[str,
     for entry in entries:
         for place, span in entry.range.spans.items():
             if span.offsets and entry.fingerprint == fingerprint:
-                taken = Taken(span.start, span.end, entry.batch_time_ms)
-                found.setdefault((place.topic, place.partition), {})[span.start] = taken
-    return {place: tuple(each for _, each in sorted(by.items())) for place, by in found.items()}
+                by_start = found.setdefault((place.topic, place.partition), {})
+                by_start[span.start] = (span.start, span.end, entry.batch_time_ms)
+    return {place: tuple(sorted(by_start.values())) for place, by_start in found.items()}
 
 
 def source_frame(spark: SparkSession, reading: Reading, spans: Mapping[Place, tuple[int, int]]) -> DataFrame:
@@ -143,9 +139,9 @@ def _of_batches(taken: Sequence[Taken], offsets: Any) -> tuple[Any, Any]:
     """Of each offset: the time of the batch that took it, and whether one did."""
     if not taken:
         return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), np.bool_)
-    at = np.searchsorted(np.array([each.start for each in taken]), offsets, side="right") - 1
-    inside = (at >= 0) & (offsets < np.array([each.end for each in taken])[at])
-    return np.array([each.batch_time_ms for each in taken], np.int64)[at], inside
+    starts, ends, times_ms = np.array(taken, np.int64).T
+    at = np.searchsorted(starts, offsets, side="right") - 1
+    return times_ms[at], (at >= 0) & (offsets < ends[at])
 
 
 # ---------------------------------------------------------------------------- steps
@@ -227,9 +223,7 @@ def _places(frame: DataFrame) -> DataFrame:
 
 
 def _left(places: DataFrame, fate: Fate, step: str) -> DataFrame:
-    from pyspark.sql import functions
-
-    return places.select(*PLACE, functions.lit(str(fate)).alias("route"), functions.lit(step).alias("step"))
+    return places.selectExpr(*PLACE, f"{literal(fate)} AS route", f"{literal(step)} AS step")
 
 
 def _part(found: Evaluated, condition: str, fate: Fate, step: str) -> None:

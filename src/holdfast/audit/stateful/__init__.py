@@ -1,6 +1,5 @@
 """Stateful steps, audited: event time, lateness, duplicates, windows and superseded rows, from the log alone."""
 
-from holdfast.audit.stateful.check import StatefulCheck
-from holdfast.audit.stateful.examination import StatefulResult
+from holdfast.audit.stateful.examination import StatefulCheck, StatefulResult
 
 __all__ = ["StatefulCheck", "StatefulResult"]

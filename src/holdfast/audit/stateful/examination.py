@@ -1,4 +1,12 @@
-"""One look at all stateful steps, with what the walk over the log has brought.
+"""Stateful steps, recomputed from the source's log and compared with the record and with the sinks.
+
+    check = StatefulCheck(definition, decoder)
+    observer = check.begin(spans)            # sees every record while the source is walked; None: nothing to do
+    result = check.examine(left, readers, ends)     # `left` is what the pipeline recorded of rows that left the chain
+
+It shares no code with the steps it judges: times, windows, duplicates and watermarks are computed here as
+docs/adr/0010 defines them, in whole arrays. Who reached a step is taken from the record of what left before it
+(`holdfast.pipeline.aside`, dead letters), which the ledgers' numbers and digests vouch for.
 
 Records that an earlier audit has handed on stand before the new ones and are judged with them, but counted no more; the
 examination ends with what the next audit needs of both (`holdfast.audit.stateful.carried`).
@@ -6,9 +14,9 @@ examination ends with what the next audit needs of both (`holdfast.audit.statefu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.content import by_place
-from holdfast.audit.decoding import Computing
+from holdfast.audit.decoding import KEY_PREFIX, Computing, Observer, SourceDecoder
 from holdfast.audit.left import Left, hides_rows
 from holdfast.audit.model import STEPS, ColumnCoverage, Examined, Fate, Finding, Said, gap
 from holdfast.audit.sinks.base import SinkReader
-from holdfast.audit.stateful.aggregates import columns_needed
 from holdfast.audit.stateful.carried import LEFT, ROUTE, WATERMARK, Carried
 from holdfast.audit.stateful.dedupe import judge
-from holdfast.audit.stateful.rows import ID_COLUMN, NOTHING, Clock, Flags, Numbers, Rows, key_codes
+from holdfast.audit.stateful.rows import ID_COLUMN, NOTHING, Clock, Flags, Numbers, Recorder, key_codes
 from holdfast.audit.stateful.turns import (
     UNNUMBERED,
     Chain,
@@ -39,13 +46,16 @@ from holdfast.audit.stateful.turns import (
 )
 from holdfast.audit.stateful.upserts import DELETES, UpsertCheck, condition_flags, keys_of_tombstones, ranks
 from holdfast.audit.stateful.window_check import WindowCheck, record_findings, time_text
+from holdfast.audit.stateful.windows import columns_needed
 from holdfast.pipeline.aside import DUPLICATE, LATE, LATE_FOR
 from holdfast.pipeline.core.sql import quoted
+from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
     Dedupe,
     DeltaSink,
     Join,
     Keyed,
+    PipelineDefinition,
     PostgresSink,
     Python,
     SinkDefinition,
@@ -53,11 +63,8 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.definition.streams import DUPLICATES, merged
+from holdfast.pipeline.definition.streams import DUPLICATES, is_stateful, merged
 from holdfast.pipeline.positions import Place
-
-if TYPE_CHECKING:
-    from holdfast.audit.stateful.check import StatefulCheck
 
 
 @dataclass(frozen=True)
@@ -73,28 +80,91 @@ class StatefulResult:
     """For the next audit."""
 
 
-@dataclass
-class Examination:
-    """One look at all steps, with what the walk has brought."""
+class StatefulCheck:
+    """The stateful steps of one pipeline, and its sinks that keep one row for each key."""
 
-    check: StatefulCheck
-    rows: Rows
-    scope: Spans
-    left: Left
-    readers: Mapping[str, SinkReader]
-    ends: Mapping[Place, int]
-    computing: Computing | None
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        decoder: SourceDecoder,
+        others: Mapping[str, Collection[str]] | None = None,
+        before: Carried | None = None,
+    ) -> None:
+        self._before = before
+        """What an earlier audit has handed on, which ended where the spans begin."""
+        self.others = others or {}
+        """By step, the fingerprints of definitions that had it otherwise: their rows are not made again."""
+        self._definition = definition
+        self.types = decoder.types
+        event = definition.source.event_time
+        self.clock = None if event is None else Clock.of(event)
+        self.numbers = {step.name: number for number, step in enumerate(definition.steps)}
 
-    def __post_init__(self) -> None:
+    # -------------------------------------------------------------------- while reading
+
+    @property
+    def stateful(self) -> list[Step]:
+        return [step for step in self._definition.steps if is_stateful(step)]
+
+    @property
+    def upserts(self) -> list[PostgresSink | DeltaSink]:
+        steps = {step.name for step in self._definition.steps if is_stateful(step)}
+        found = (merged(sink) for sink in self._definition.sinks if sink.rows not in steps)
+        return [sink for sink in found if sink is not None]
+
+    def begin(self, spans: Spans) -> Observer | None:
+        """What has to see every record of these spans."""
+        if not self.stateful and not self.upserts:
+            return None
+        self._spans = dict(spans)
+        keeps_ids = any(isinstance(step, Dedupe) and step.by == "hf-id" for step in self.stateful)
+        wanted = sorted({name for name in self._wanted() if name in self.types})
+        known = self._before.rows if self._before is not None else None
+        self._recorder = Recorder(self.clock, wanted, keeps_ids=keeps_ids, spans=spans, before=known)
+        return self._recorder
+
+    def _wanted(self) -> Iterable[str]:
+        """Columns of the source that keys and aggregates are made of."""
+        for step in self.stateful:
+            plain = self.plain(step.name)
+            names = [*getattr(step, "key", ())]
+            if isinstance(step, Window):
+                names += columns_needed(step.aggregates)
+            yield from (plain[name] for name in names if name in plain)
+        for sink in self.upserts:
+            plain = self.plain(sink.rows)
+            yield from (plain[name] for name in sink.key if name in plain)
+            yield from (KEY_PREFIX + name for name in sink.key)
+            if sink.order_by is not None:
+                yield plain.get(sink.order_by, "")
+            if sink.delete_when is not None:
+                yield from (field for name, field in plain.items() if name in sink.delete_when)
+
+    def plain(self, rows: str) -> Mapping[str, str]:
+        return plain_columns(self._definition, self.types, rows).columns
+
+    # -------------------------------------------------------------------- the examination
+
+    def examine(
+        self,
+        left: Left,
+        readers: Sequence[SinkReader],
+        ends: Mapping[Place, int],
+        computing: Computing | None = None,
+    ) -> StatefulResult:
+        """`readers` are all sinks of the pipeline, `ends` where the audit ends, by partition; `computing` makes columns
+        again that steps compute."""
+        self.left, self.ends, self.computing = left, ends, computing
+        self.readers = {reader.name: reader for reader in readers}
+        self.rows = self._recorder.finish()
+        spans = self._spans.items()
+        self.scope = {place: (start, min(end, ends.get(place, end))) for place, (start, end) in spans}
         size = len(self.rows)
-        self._definition, self._before = self.check.definition, self.check.before
         self._found = Examined()
         self._is_open: Flags = np.zeros(size, np.bool_)
         self._is_kept: Flags = np.zeros(size, np.bool_)
         """What is handed on to the next audit."""
         self._lacks = ""
-        self._known = {name: self.rows.table.column(name) for name in self.rows.table.column_names}
-        """Of records that an earlier audit has handed on, what became of them; null for others."""
         self._is_new = self._of_known(LEFT, -2) == -2
         self._watermarks: Numbers = np.full(size, NOTHING, np.int64)
         self._left_at, self._routes = self._departures()
@@ -103,34 +173,24 @@ class Examination:
         self._main_name = max(whole, key=lambda name: len(whole[name].turns), default="")
         if self._before is not None:
             self._main_name = self._before.main
-        self._main = whole.get(self._main_name)
-
-    def run(self) -> StatefulResult:
-        stateful = self.check.stateful
-        if stateful and self._can_recompute():
-            clock = self.check.clock
-            assert clock is not None
-            chain = self._with_watermarks(self._main or one_turn(self.scope), clock)
+        self._main = None if (main := whole.get(self._main_name)) is None else self._dated(main)
+        stateful, clock = self.stateful, self.clock
+        if stateful and clock is not None and self._can_recompute(clock):
+            chain = self._main or self._dated(one_turn(self.scope))
             self._tell_watermarks(chain)
-            turns = chain.turns_of(self.rows)
-            watermarks = own_watermarks(self.rows, chain, turns, clock)
-            self._watermarks = watermarks = np.where(
-                self._is_new, watermarks, self._of_known(WATERMARK, NOTHING)
-            )
+            self._turns = chain.turns_of(self.rows)
+            watermarks = own_watermarks(self.rows, chain, self._turns, clock)
+            self._watermarks = np.where(self._is_new, watermarks, self._of_known(WATERMARK, NOTHING))
             for step in stateful:
                 if self._is_expanded(step.name):
                     self._take_on_trust(step, "a step before it makes several rows of one record")
                 elif isinstance(step, Dedupe):
-                    self._dedupe(step, watermarks, turns)
+                    self._dedupe(step)
                 else:
-                    self._tap(step, watermarks, turns, chain)
-        superseded = {sink.name: self._upsert(sink) for sink in self.check.upserts}
-        return StatefulResult(
-            self._found,
-            self.rows.offsets_by_place(self._is_open),
-            superseded,
-            self._carried(),
-        )
+                    self._tap(step)
+        superseded = {sink.name: self._upsert(sink) for sink in self.upserts}
+        waiting = self.rows.offsets_by_place(self._is_open)
+        return StatefulResult(self._found, waiting, superseded, self._carried())
 
     def _take_on_trust(self, step: Step, why: str) -> None:
         """What a step let go is not made again."""
@@ -153,30 +213,24 @@ class Examination:
         return Chain((), is_whole=False) if known is None else chain_of(reader.entries(), self.scope, known)
 
     def _of_known(self, name: str, otherwise: Any) -> npt.NDArray[Any]:
-        """What an earlier audit has said of the records that it handed on."""
-        known = self._known.get(name)
-        if known is None:
+        """What an earlier audit has said of the records that it handed on; null for others."""
+        if name not in self.rows.table.column_names:
             return np.full(len(self.rows), otherwise)
-        return np.array(pc.fill_null(known, otherwise))
+        return np.array(pc.fill_null(self.rows.table.column(name), otherwise))
 
     def _carried(self) -> Carried:
         """What the next audit needs of this one, or why it cannot go on from it."""
-        stateful, clock = self.check.stateful, self.check.clock
-        others = {mark for step in stateful for mark in self.check.others.get(step.name, ())}
-        made = self._main.made_by(others) if self._main is not None else ()
+        stateful = self.stateful
+        others = {mark for step in stateful for mark in self.others.get(step.name, ())}
         if stateful and self._main is None:
-            self._lacks = self._lacks or "no sink's ledger has all batches"
-        elif len(made):
-            self._lacks = self._lacks or "another version of the definition had stateful steps otherwise"
+            self._cannot_go_on("no sink's ledger has all batches")
+        elif self._main is not None and len(self._main.made_by(others)):
+            self._cannot_go_on("another version of the definition had stateful steps otherwise")
         if self._lacks:
             return Carried(self._lacks)
-        chains = {name: chain for name, chain in self._chains.items() if chain.is_whole}
-        if stateful and clock is not None and self._main is not None:
-            main = self._with_watermarks(self._main, clock)
-            chains = {name: self._chain_for(name, main) for name in chains}
         routes = {f"{ROUTE}{by} {step}": flags for (step, by), flags in self._routes.items()}
         told = {LEFT: self._left_at, WATERMARK: self._watermarks, **routes}
-        ends = {name: chain.end for name, chain in chains.items()}
+        ends = {name: self._chain_for(name).end for name, chain in self._chains.items() if chain.is_whole}
         return Carried(chains=ends, main=self._main_name, rows=self.rows.telling(told).where(self._is_kept))
 
     def _cannot_go_on(self, why: str) -> None:
@@ -186,14 +240,13 @@ class Examination:
 
     def _departures(self) -> tuple[Numbers, dict[tuple[str, str], Flags]]:
         """For each record the number of the step at which it left; and by step and route those that did."""
-        steps = self.check.numbers
+        steps = self.numbers
         left_at = self._of_known(LEFT, len(steps)).astype(np.int64)
         left_at[self._is_new & ~self.rows.is_decoded] = -1
         routes: dict[tuple[str, str], Flags] = {}
-        for name in self._known:
-            if name.startswith(ROUTE):
-                by, step = name.removeprefix(ROUTE).split(" ", 1)
-                routes[step, by] = self._of_known(name, False)
+        for name in self.rows.named(ROUTE):
+            by, step = name.split(" ", 1)
+            routes[step, by] = self._of_known(ROUTE + name, False)
         for rows, step, by in self.left.departures:
             at = self.rows.match(rows.topic, rows.partition, rows.offsets)
             at = at[at >= 0]
@@ -210,16 +263,13 @@ class Examination:
 
     def _reached(self, step: str) -> Flags:
         """Records that came as far as this step."""
-        return self._left_at >= self.check.numbers[step]
+        return self._left_at >= self.numbers[step]
 
     def _is_expanded(self, step: str) -> bool:
-        before = self._definition.steps[: self.check.numbers[step]] if step else self._definition.steps
+        before = self._definition.steps[: self.numbers[step]] if step else self._definition.steps
         return any(isinstance(each, Sql | Python) and each.expand for each in before)
 
-    def _can_recompute(self) -> bool:
-        clock = self.check.clock
-        if clock is None:
-            return False
+    def _can_recompute(self, clock: Clock) -> bool:
         if self.left.unknown:
             self._say(gap("what stateful steps did", self.left.unknown))
             self._cannot_go_on(self.left.unknown)
@@ -250,8 +300,10 @@ class Examination:
                     found[place] = min(span.start, found.get(place, span.start))
         return found
 
-    def _with_watermarks(self, chain: Chain, clock: Clock) -> Chain:
-        return with_watermarks(chain, self.rows, clock, self._definition.source)
+    def _dated(self, chain: Chain) -> Chain:
+        """With the watermark before and after each batch, where there are any."""
+        clock = self.clock
+        return chain if clock is None else with_watermarks(chain, self.rows, clock, self._definition.source)
 
     def _tell_watermarks(self, chain: Chain) -> None:
         differing = chain.differing()
@@ -271,17 +323,17 @@ class Examination:
 
     # -------------------------------------------------------------------- deduplication
 
-    def _dedupe(self, step: Dedupe, watermarks: Numbers, turns: Numbers) -> None:
+    def _dedupe(self, step: Dedupe) -> None:
         rows, reached = self.rows, self._reached(step.name)
         columns = self._key_columns(step)
         within = reach_ms(step)
-        if self._was_otherwise(step.name, turns).any():
+        if self._was_otherwise(step.name).any():
             why = "another version of the definition had it otherwise; which records it let go is recorded"
             self._take_on_trust(step, why)
             return
         late, doubled = self._recorded(step.name, LATE), self._recorded(step.name, DUPLICATE)
         if columns is None:
-            past = is_past(rows.events, watermarks, within)
+            past = is_past(rows.events, self._watermarks, within)
             self._late(step.name, reached & past, late, is_all=False)
             why = (
                 f"its key ({', '.join(step.key)}) is computed by a step; which records it let go is recorded"
@@ -291,14 +343,14 @@ class Examination:
         keyless = np.ones(len(rows), np.bool_)
         for column in columns.values():
             keyless &= np.asarray(column.is_null().to_numpy(), np.bool_)
-        past = is_past(rows.events, watermarks, within) & ~keyless
+        past = is_past(rows.events, self._watermarks, within) & ~keyless
         self._late(step.name, reached & past, late, is_all=True)
         judged = reached & ~past & ~keyless
         gone = self._count((late | doubled) & reached)
         self._say(ColumnCoverage(STEPS, step.name, recomputed=gone))
         [codes] = key_codes((len(rows), list(columns.values())))
-        order = turns.astype(np.int64) * len(rows) + np.arange(len(rows))
-        went_on = judged & (self._left_at > self.check.numbers[step.name])
+        order = self._turns * len(rows) + np.arange(len(rows))
+        went_on = judged & (self._left_at > self.numbers[step.name])
         # A row that comes in time is after the watermark less `within`, and so is all it can be a duplicate of, twice.
         self._is_kept |= went_on & (rows.events > self._low_watermark() - 2 * within)
         found = judge(codes, rows.events, order, went_on, doubled & judged, within)
@@ -319,8 +371,8 @@ class Examination:
 
     def _columns(self, stream: str, names: Iterable[str]) -> dict[str, pa.ChunkedArray]:
         """Columns of the rows that reach a step or a sink, by record: of the source, or computed again."""
-        plain, wanted = self.check.plain(stream), list(dict.fromkeys(names))
-        found = {name: self._column(plain[name]) for name in wanted if plain.get(name) in self.check.types}
+        plain, wanted = self.plain(stream), list(dict.fromkeys(names))
+        found = {name: self._column(plain[name]) for name in wanted if plain.get(name) in self.types}
         more = {name: quoted(name) for name in wanted if name not in found}
         return found | self._computed(stream, more)
 
@@ -347,7 +399,7 @@ class Examination:
         return {name: whole.column(name).take(places) for name in expressions}
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        return self.rows.columns.get(name, pa.chunked_array([], self.check.types[name]))
+        return self.rows.columns.get(name, pa.chunked_array([], self.types[name]))
 
     # -------------------------------------------------------------------- what is late
 
@@ -359,27 +411,27 @@ class Examination:
             missed = np.flatnonzero(must & ~told)
             self._tell(Fate.ALTERED, missed, f"late for step {step!r} by the log, and not recorded so")
 
-    def _tap(self, step: Step, watermarks: Numbers, turns: Numbers, chain: Chain) -> None:
+    def _tap(self, step: Step) -> None:
         rows, reached = self.rows, self._reached(step.name)
         told = self._recorded(step.name, LATE)
         if isinstance(step, Window):
-            late = Measure.of(step).is_late(rows.events, watermarks)
-            judged = ~self._was_otherwise(step.name, turns)
+            late = Measure.of(step).is_late(rows.events, self._watermarks)
+            judged = ~self._was_otherwise(step.name)
             self._late(step.name, reached & late & judged, told & judged, is_all=True)
-            self._windows(step, reached & ~late, watermarks, chain)
+            self._windows(step, reached & ~late)
             return
         assert isinstance(step, Keyed | Join)
-        late = is_past(rows.events, watermarks, reach_ms(step))
+        late = is_past(rows.events, self._watermarks, reach_ms(step))
         sided = self._sided(step) if isinstance(step, Join) else np.ones(len(rows), np.bool_)
         if sided is not None:
             late &= sided
         self._late(step.name, reached & late, told, is_all=sided is not None)
 
-    def _was_otherwise(self, step: str, turns: Numbers) -> Flags:
+    def _was_otherwise(self, step: str) -> Flags:
         """Records of batches in which the step was another one."""
         if self._main is None:
             return np.zeros(len(self.rows), np.bool_)
-        return np.isin(turns, self._main.made_by(self.check.others.get(step, ())))
+        return np.isin(self._turns, self._main.made_by(self.others.get(step, ())))
 
     def _sided(self, step: Join) -> Flags | None:
         """Records on a side of a join, where both sides are topics."""
@@ -391,7 +443,7 @@ class Examination:
 
     # -------------------------------------------------------------------- windows
 
-    def _windows(self, step: Window, taken: Flags, watermarks: Numbers, main: Chain) -> None:
+    def _windows(self, step: Window, taken: Flags) -> None:
         keys = self._key_columns(step)
         plain = self._columns(step.name, columns_needed(step.aggregates))
         for sink in self._definition.sinks:
@@ -404,12 +456,12 @@ class Examination:
                 np.flatnonzero(taken),
                 keys,
                 plain,
-                watermarks,
-                self._chain_for(sink.name, main),
+                self._watermarks,
+                self._chain_for(sink.name),
                 sink,
                 reader,
                 self.computing,
-                self.check.others.get(step.name, ()),
+                self.others.get(step.name, ()),
             )
             if self._before is not None:
                 check.before = self._before.turns.get(sink.name, UNNUMBERED)
@@ -436,21 +488,16 @@ class Examination:
 
     def _low_watermark(self) -> int:
         """What comes later has at least this watermark; low enough to be counted from."""
-        clock = self.check.clock
-        if self._main is None or clock is None:
-            return -(2**62)
-        return max(-(2**62), self._with_watermarks(self._main, clock).watermark)
+        return -(2**62) if self._main is None else max(-(2**62), self._main.watermark)
 
-    def _chain_for(self, sink: str, main: Chain) -> Chain:
+    def _chain_for(self, sink: str) -> Chain:
         """The batches of this sink; those before it began are the others'."""
         own = self._chains[sink]
-        if own is self._main:
-            return main
+        if self._main is not None and sink == self._main_name:
+            return self._main
         if own.is_whole and self._main is not None and own.before is None:
             own = behind(self._main, own)
-        clock = self.check.clock
-        assert clock is not None
-        return self._with_watermarks(own if own.is_whole else one_turn(self.scope), clock)
+        return self._dated(own if own.is_whole else one_turn(self.scope))
 
     # -------------------------------------------------------------------- one row for each key
 
@@ -465,7 +512,7 @@ class Examination:
         reaching = self._stream(sink)
         columns = {
             name: self._column(field)
-            for name, field in self.check.plain(sink.rows).items()
+            for name, field in self.plain(sink.rows).items()
             if field in self.rows.columns
         }
         columns |= self._columns(sink.rows, (*sink.key, *filter(None, (sink.order_by,))))
@@ -473,7 +520,7 @@ class Examination:
             columns |= self._computed(sink.rows, {DELETES: f"coalesce(({sink.delete_when}), false)"})
         columns |= keys_of_tombstones(sink, self.rows, columns)
         chain = self._chains[sink.name]
-        turns = chain.turns_of(self.rows).astype(np.int64) if chain.is_whole else None
+        turns = chain.turns_of(self.rows) if chain.is_whole else None
         if sink.mode == "scd2":
             turns = np.zeros(len(self.rows), np.int64)  # of equal ones, the last by place
         elif sink.order_by in columns:
@@ -491,6 +538,6 @@ class Examination:
     def _stream(self, sink: SinkDefinition) -> Flags:
         """The records whose rows this sink takes."""
         if not sink.rows:
-            return np.asarray(self._left_at == len(self._definition.steps), np.bool_)
+            return self._left_at == len(self._definition.steps)
         step, _, kind = sink.rows.partition(".")
         return self._recorded(step, DUPLICATE if kind == DUPLICATES else LATE)

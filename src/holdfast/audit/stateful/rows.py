@@ -149,6 +149,10 @@ class Clock:
         idle_ms = None if event.idle is None else parse_duration_ms(event.idle)
         return cls(event.field, parse_duration_ms(event.delay), idle_ms, parse_duration_ms(event.ahead))
 
+    def is_awake(self, active_ms: int | None, now_ms: int) -> bool:
+        """Whether a partition that last had records then holds the watermark back."""
+        return self.idle_ms is None or (active_ms is not None and now_ms - active_ms < max(1, self.idle_ms))
+
 
 @dataclass
 class Rows:

@@ -105,14 +105,16 @@ class Chain:
         """Where in the chain the batches stand that definitions with these fingerprints have made."""
         return np.array([at for at, turn in enumerate(self.turns) if turn.mark in marks], np.int64)
 
+    @property
+    def numbers(self) -> Numbers:
+        """Of the batches, in their order."""
+        return np.array([turn.number for turn in self.turns], np.int64)
+
     def differing(self) -> list[tuple[Turn, int]]:
         """The batches whose ledger has another watermark, and what it should be."""
-        found = []
-        for turn, start in zip(self.turns, self.starts.tolist(), strict=True):
-            is_told = turn.number != UNNUMBERED
-            if is_told and (NOTHING if turn.told_ms is None else turn.told_ms) != start:
-                found.append((turn, start))
-        return found
+        pairs = zip(self.turns, self.starts.tolist(), strict=True)
+        told = ((turn, start, NOTHING if turn.told_ms is None else turn.told_ms) for turn, start in pairs)
+        return [(turn, start) for turn, start, has in told if turn.number != UNNUMBERED and has != start]
 
 
 def chain_of(entries: Sequence[Entry], scope: Spans, before: ChainEnd | None = None) -> Chain:
@@ -144,9 +146,8 @@ def chain_of(entries: Sequence[Entry], scope: Spans, before: ChainEnd | None = N
             continue
         number = UNNUMBERED if entry.state is None else entry.state
         known = tuple(sorted(entry.positions.at))
-        turns.append(
-            Turn(spans, known, entry.batch_time_ms, number, entry.watermark_ms, entry.rows, entry.fingerprint)
-        )
+        told = entry.watermark_ms, entry.rows, entry.fingerprint
+        turns.append(Turn(spans, known, entry.batch_time_ms, number, *told))
     covered = {place: end for turn in turns for place, (_, end) in turn.spans.items()}
     is_whole = is_whole and all(covered.get(place, start) == end for place, (start, end) in scope.items())
     return Chain(tuple(turns), is_whole, beyond, before=before, end=ChainEnd(last))
@@ -194,7 +195,7 @@ def with_watermarks(chain: Chain, rows: Rows, clock: Clock, source: Source) -> C
         awake = [
             greatest.get(place, NOTHING)
             for place in turn.known
-            if _reads(source, place) and not _is_idle(active.get(place), turn.time_ms, clock)
+            if _reads(source, place) and clock.is_awake(active.get(place), turn.time_ms)
         ]
         if awake and min(awake) != NOTHING:
             now = max(now, min(awake) - clock.delay_ms)
@@ -218,12 +219,6 @@ def _shown(chain: Chain, rows: Rows) -> dict[tuple[int, int], int]:
     return found
 
 
-def _is_idle(active_ms: int | None, now_ms: int, clock: Clock) -> bool:
-    if clock.idle_ms is None:
-        return False
-    return active_ms is None or (now_ms > active_ms and now_ms - active_ms >= clock.idle_ms)
-
-
 def _reads(source: Source, place: Place) -> bool:
     return place.topic in source.topics or (
         source.pattern is not None and re.fullmatch(source.pattern, place.topic) is not None
@@ -236,13 +231,6 @@ def own_watermarks(rows: Rows, chain: Chain, turns: Numbers, clock: Clock) -> Nu
     if len(chain.starts) == 0:
         return own
     return np.maximum(own, chain.starts[turns])
-
-
-def ranks(chain: Chain, numbers: Numbers) -> Numbers:
-    """Where in the chain the batches with these numbers stand; -1 for a number of none."""
-    known = {turn.number: at for at, turn in enumerate(chain.turns) if turn.number != UNNUMBERED}
-    unique, inverse = np.unique(numbers, return_inverse=True)
-    return np.array([known.get(number, -1) for number in unique.tolist()], np.int64)[inverse]
 
 
 # ---------------------------------------------------------------------------- lateness

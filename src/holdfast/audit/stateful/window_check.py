@@ -29,9 +29,8 @@ from holdfast.audit.coverage import ANY, LINEAGE
 from holdfast.audit.decoding import Computing
 from holdfast.audit.model import ColumnCoverage, Examined, Fate, Finding, Unproven, WindowAccount, gap
 from holdfast.audit.sinks.base import SinkReader, SinkScope
-from holdfast.audit.stateful.aggregates import differing_values
 from holdfast.audit.stateful.rows import Flags, KeysDiffer, Numbers, Rows, key_codes, key_text
-from holdfast.audit.stateful.turns import UNNUMBERED, Chain, Measure, ranks
+from holdfast.audit.stateful.turns import UNNUMBERED, Chain, Measure
 from holdfast.audit.stateful.windows import (
     COUNT,
     DIGEST,
@@ -43,6 +42,8 @@ from holdfast.audit.stateful.windows import (
     alike,
     among,
     compare,
+    differing_values,
+    found_at,
     given_out,
     held_rows,
     last_states,
@@ -154,6 +155,7 @@ class WindowCheck:
         self.is_fixed = self.step.emit == "closed" and self.measure.hold_ms == 0
         self._told = Told(self.reader.name, self.step.name)
         self._account = WindowAccount(self.reader.name, self.step.name)
+        self._numbers = self.chain.numbers
         self._hidden = self.chain.made_by(self.others)
         """Batches whose windows were others."""
         places = (batch for each in self.reader.erased for batch in each.places)
@@ -207,7 +209,7 @@ class WindowCheck:
 
     def _without_hidden(self, held: Windows) -> tuple[Windows, int]:
         """Rows that are judged, and how many are not: those of another definition, or from before a reset."""
-        is_other = np.isin(held["turn"], [self.chain.turns[at].number for at in self._hidden.tolist()])
+        is_other = np.isin(held["turn"], self._numbers[self._hidden])
         is_before = held["turn"] <= self._reset_at()
         if is_other.any() or is_before.any():
             self._why = RESET if is_before.any() else "another version of the definition made it"
@@ -259,7 +261,7 @@ class WindowCheck:
         """Rows up to the audit's end, and those of later batches; those of no batch are told."""
         is_later = np.zeros(len(held), np.bool_)
         if self.chain.is_whole:
-            is_later = held["turn"] > max((turn.number for turn in self.chain.turns), default=UNNUMBERED)
+            is_later = held["turn"] > self._numbers.max(initial=UNNUMBERED)
             if self.chain.beyond is None and self.reader.is_exact:
                 self._tell(Fate.EXTRA, held, np.flatnonzero(is_later), "is of a batch that no ledger has")
         return held[~is_later], held[is_later]
@@ -296,8 +298,7 @@ class WindowCheck:
         if is_session and not self.is_fixed:
             return Due(due, waiting, parts, False) if is_closed else Due(found, found[:0], parts, False)
         if chain.is_whole:
-            numbers = np.array([turn.number for turn in chain.turns], np.int64)
-            due = due[numbers[due["turn"]] != UNNUMBERED]
+            due = due[self._numbers[due["turn"]] != UNNUMBERED]
             if not self._is_upsert:
                 return Due(due, found[:0], parts, True)
         return Due(due[last_states(due)], found[:0], parts, False)
@@ -325,7 +326,7 @@ class WindowCheck:
             by.append("turn")
             self._recomputed[LINEAGE] = rows_in_order(self._table, held, self.step.key)
             held = held.copy()
-            held["turn"] = ranks(self.chain, held["turn"])
+            held["turn"] = found_at([(self._numbers, held["turn"])])
         else:
             self._count_batches(held)
             held = held[self._standing(due, held)]
@@ -426,8 +427,7 @@ class WindowCheck:
         known which batch gave them out. That all others are there, the digests tell."""
         if not self._erased:
             return missing
-        turns = self.chain.turns
-        numbers = [turns[at].number if at >= 0 else -1 for at in due["turn"][missing].tolist()]
+        numbers = np.append(self._numbers, UNNUMBERED)[due["turn"][missing]].tolist()
         counts = Counter(numbers)
         kept = np.array([counts[number] > self._erased[number] for number in numbers], np.bool_)
         return missing[kept] if len(missing) > self._erased.total() or kept.all() else missing[:0]
