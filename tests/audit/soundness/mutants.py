@@ -19,7 +19,7 @@ import pyarrow as pa
 from tests.audit.soundness import damages, damages_tables, strokes
 from tests.audit.soundness.strokes import KINDS, Stroke
 
-from holdfast.audit import content, ledgers, left, sink_judging, unaltered, versions
+from holdfast.audit import cells, content, ledgers, left, sink_judging, unaltered, versions
 from holdfast.audit.model import Examined, Fate
 from holdfast.audit.stateful import upserts, window_check
 from holdfast.pipeline.row_digest import RowHasher
@@ -64,7 +64,7 @@ def digests_believed() -> contextlib.AbstractContextManager[Any]:
 
 def _without_type(is_skipped: Callable[[pa.DataType], bool]) -> Mutant:
     def mutant() -> contextlib.AbstractContextManager[Any]:
-        honest = content.hash_rows
+        honest = cells.hash_rows
 
         def hash_rows(columns: Mapping[str, Any]) -> Any:
             kept = {name: values for name, values in columns.items() if not is_skipped(values.type)}

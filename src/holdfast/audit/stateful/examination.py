@@ -538,6 +538,6 @@ class StatefulCheck:
     def _stream(self, sink: SinkDefinition) -> Flags:
         """The records whose rows this sink takes."""
         if not sink.rows:
-            return self._left_at == len(self._definition.steps)
+            return np.asarray(self._left_at == len(self._definition.steps), np.bool_)
         step, _, kind = sink.rows.partition(".")
         return self._recorded(step, DUPLICATE if kind == DUPLICATES else LATE)

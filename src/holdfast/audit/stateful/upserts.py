@@ -123,7 +123,9 @@ class UpsertCheck:
         return Examined.of((*said, *self._deletions()) if is_deleted and theirs else said)
 
     def _read(self, names: Sequence[str]) -> None:
-        """What the table holds: for each of its rows the key, and the record it came from."""
+        """What the table holds: the key of each row, and the row of the source it came from, -1: none of the scope;
+        whether that is of a record past the audit's end; and whether of one that an earlier audit has proven, and that
+        did not stand then."""
         tables: list[pa.Table] = []
         found = [(np.zeros(0, np.int64), np.zeros(0, np.bool_), np.zeros(0, np.bool_))]
         begins = {(place.topic, place.partition): start for place, start in self.starts.items()}
@@ -143,8 +145,6 @@ class UpsertCheck:
         self._records, self._is_later, self._is_stale = (
             np.concatenate(each) for each in zip(*found, strict=True)
         )
-        # By row of the table the row of the source, -1: none of the scope; whether it is of a record past the audit's
-        # end; and whether of one that an earlier audit has proven, and that did not stand then.
 
     @property
     def _keeps_versions(self) -> bool:
@@ -186,8 +186,6 @@ class UpsertCheck:
         # Of each row of the table the record that must stand, -1: its key has none.
         of = np.append(last, -1)[found_at([(ours[last], theirs)])]
         known, is_now = of >= 0, ~self._is_later
-        is_gone = np.zeros(len(self.rows), np.bool_)
-        is_gone[last[gone]] = True
         if not why:
             missing = last[~gone & ~np.isin(ours[last], theirs)]
             yield from self._told(Fate.LOST, missing, "its key is not in the table")
@@ -195,9 +193,8 @@ class UpsertCheck:
         older = of[wrong & (self._records >= 0)]
         yield from self._told(Fate.LOST, older, "the table holds an older record of its key")
         if not why:
-            deleted = of[known & ~wrong & is_now]
-            what = "it deletes its key, which stands in the table"
-            yield from self._told(Fate.EXTRA, deleted[is_gone[deleted]], what)
+            deleted = of[known & ~wrong & is_now & np.isin(of, last[gone])]
+            yield from self._told(Fate.EXTRA, deleted, "it deletes its key, which stands in the table")
         if self._is_stale.any():
             detail = "rows of records that a newer one of their key had replaced when they were proven"
             yield Finding(Fate.ALTERED, self.sink.name, count=int(self._is_stale.sum()), detail=detail)

@@ -49,7 +49,6 @@ from holdfast.audit.stateful.windows import (
     last_states,
     rows_in_order,
     sessions,
-    windows,
 )
 from holdfast.audit.unaltered import RESET
 from holdfast.pipeline.definition.model import SinkDefinition, Window
@@ -100,7 +99,7 @@ def time_text(time_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
-def span_text(window: np.void) -> str:
+def span_text(window: Windows) -> str:
     return f"{time_text(int(window['start']))} to {time_text(int(window['end']))}"
 
 
@@ -230,7 +229,7 @@ class WindowCheck:
         if not len(held):
             return held
         steps = self._table.column(STEP).cast(pa.string())
-        is_own = np.asarray(pc.fill_null(pc.equal(steps, self.step.name), False))[held["at"]]
+        is_own: Flags = np.asarray(pc.fill_null(pc.equal(steps, self.step.name), False))[held["at"]]
 
         def stranger(at: int) -> tuple[str, str]:
             return "", f"a row of {steps[held['at'][at]].as_py()!r} stands there"
@@ -272,8 +271,7 @@ class WindowCheck:
         chain, rows, is_session = self.chain, self.taken, self.measure.kind == "session"
         is_closed = self.step.emit == "closed"
         events, watermarks = self.source.events[rows], self.watermarks[rows]
-        parts = windows(
-            len(rows),
+        parts = Windows(
             key=keys[rows],
             start=self.measure.last_starts(events),
             end=self.measure.first_starts(events, watermarks),
@@ -325,7 +323,7 @@ class WindowCheck:
         if due.is_by_batch:
             by.append("turn")
             self._recomputed[LINEAGE] = rows_in_order(self._table, held, self.step.key)
-            held = held.copy()
+            held = Windows(**held.columns)
             held["turn"] = found_at([(self._numbers, held["turn"])])
         else:
             self._count_batches(held)
@@ -458,7 +456,7 @@ class WindowCheck:
         )
         if is_session:  # all there is as one
             for each in (rows, expected):
-                each["start"] = each["end"] = 0
+                each["start"] = each["end"] = np.zeros(len(each), np.int64)
         self._judge(alike(expected, expected["start"]), alike(rows, rows["start"]), "start")
 
     # -------------------------------------------------------------------- words
@@ -470,12 +468,12 @@ class WindowCheck:
 
         self._told.add(fate, which, text)
 
-    def _held_key(self, row: np.void) -> str:
+    def _held_key(self, row: Windows) -> str:
         names = [name for name in self.step.key if name in self._table.column_names]
         return key_text(names, {name: self._table.column(name) for name in names}, int(row["at"]))
 
 
-def _difference(held: np.void, due: np.void) -> str:
+def _difference(held: Windows, due: Windows) -> str:
     span = span_text(held)
     if held["end"] != due["end"]:
         return f"the window {span} must be {span_text(due)}"

@@ -29,7 +29,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -37,37 +37,51 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.sinks.base import Values
-from holdfast.audit.stateful.rows import Flags, Hashes, Numbers, sorting
+from holdfast.audit.stateful.rows import Flags, Numbers, sorting
 from holdfast.audit.stateful.turns import Measure
 from holdfast.pipeline.definition.model import Window
 
-Windows = npt.NDArray[np.void]
-"""Windows, or states of windows, one beside the other (`WINDOW`)."""
-WINDOW: Final = np.dtype(
-    {
-        "names": ("key", "start", "end", "turn", "index", "count", "digest", "at"),
-        "formats": (*("i8",) * 6, "u8", "i8"),
-    }
-)
-"""`turn`: the batch that gave it out, by its place in the chain, which has no more where the window is not given out
-within the audit's scope; of a sink's row first by the number that its lineage has, and beside it its `index` there.
-`at`: a row of the source that is in it, or the row of the sink's table."""
+SUMS: Final = ("count", "digest")
 
 
-def windows(size: int, **columns: Numbers | Hashes) -> Windows:
-    made = np.zeros(size, WINDOW)
-    for name, values in columns.items():
-        made[name] = values
-    return made
+class Windows:
+    """Windows, or states of windows, one beside the other, as columns: `key`, `start`, `end`, `count`, `digest`, and
+
+    - `turn`: the batch that gave it out, by its place in the chain, which has no more where the window is not given out
+      within the audit's scope; of a sink's row first the number that its lineage has, and its `index` there;
+    - `at`: a row of the source that is in it, or the row of the sink's table.
+
+    A column that nobody has given is 0 throughout.
+    """
+
+    def __init__(self, **columns: npt.NDArray[Any]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns.get("start", ()))
+
+    @overload
+    def __getitem__(self, which: str) -> npt.NDArray[Any]: ...
+    @overload
+    def __getitem__(self, which: Numbers | Flags | slice | int) -> Windows: ...
+    def __getitem__(self, which: str | Numbers | Flags | slice | int) -> npt.NDArray[Any] | Windows:
+        """A column by its name, or some of the windows."""
+        if not isinstance(which, str):
+            return Windows(**{name: values[which] for name, values in self.columns.items()})
+        return self.columns[which] if which in self.columns else np.zeros(len(self), np.int64)
+
+    def __setitem__(self, name: str, values: npt.NDArray[Any]) -> None:
+        self.columns[name] = values
 
 
 def alike(found: Windows, *by: Numbers) -> Windows:
     """One for all that have the same numbers here, with their counts and digests together, in the order of these."""
     order = sorting(*by)
     begins = changes(*(column[order] for column in by))
-    first = found[order[begins]]
-    for name in ("count", "digest") if len(begins) else ():
-        first[name] = np.add.reduceat(found[name][order], begins)
+    at = order[begins]
+    first = Windows(**{name: each[at] for name, each in found.columns.items() if name not in SUMS})
+    for name in SUMS:
+        first[name] = np.add.reduceat(found[name][order], begins) if len(begins) else found[name][:0]
     return first
 
 
@@ -80,8 +94,8 @@ def given_out(measure: Measure, rows: Windows, ends_ms: Numbers, *, is_closed: b
     lasts, firsts, every = rows["start"], rows["end"], measure.every_ms
     pieces = alike(rows, rows["key"], lasts // every, (lasts - firsts) // every, rows["turn"])
     which, starts = assign(measure, pieces["end"], pieces["start"])
-    states = pieces[which]
-    states["start"], states["end"] = starts, starts + measure.size_ms
+    kept = {name: pieces[name][which] for name in ("key", "turn", "count", "digest", "at")}
+    states = Windows(start=starts, end=starts + measure.size_ms, **kept)
     if is_closed:
         closing = np.searchsorted(ends_ms, states["end"], side="left")
         states["turn"] = np.maximum(states["turn"], closing)
@@ -89,7 +103,7 @@ def given_out(measure: Measure, rows: Windows, ends_ms: Numbers, *, is_closed: b
     # Each state has what its window had before, too.
     begins = changes(states["key"], states["start"])
     sizes = np.diff(np.append(begins, len(states)))
-    for name in ("count", "digest"):
+    for name in SUMS:
         sums = np.cumsum(states[name], dtype=states[name].dtype)
         states[name] = sums - np.repeat(sums[begins] - states[name][begins], sizes)
     return states
@@ -119,7 +133,8 @@ def sessions(measure: Measure, rows: Windows, ends_ms: Numbers) -> tuple[Windows
     found["start"] = events[begins]
     found["end"] = events[np.append(begins[1:], len(order))[: len(begins)] - 1] + measure.size_ms
     found["turn"] = np.searchsorted(ends_ms, found["end"] + measure.wait_ms, side="left")
-    return found, found["start"][numbers]
+    starts: Numbers = found["start"][numbers]
+    return found, starts
 
 
 def last_states(found: Windows) -> Numbers:
@@ -131,7 +146,8 @@ def last_states(found: Windows) -> Numbers:
 def lasts(order: Numbers, *columns: Numbers) -> Numbers:
     """The last of all that are alike in these columns, which the order goes by first."""
     begins = changes(*(column[order] for column in columns))
-    return order[np.append(begins[1:], len(order))[: len(begins)] - 1]
+    found: Numbers = order[np.append(begins[1:], len(order))[: len(begins)] - 1]
+    return found
 
 
 def changes(*columns: Numbers) -> Numbers:
@@ -166,13 +182,12 @@ def held_rows(batches: Iterable[Values]) -> tuple[pa.Table, Windows]:
     """A sink's rows of window steps: its table, and each row as the window it stands for."""
     found = [batch.table for batch in batches if batch.table.num_rows]
     if not found:
-        return pa.table({}), windows(0)
+        return pa.table({}), Windows()
     missing = [name for name in NEEDED if any(name not in rows.column_names for rows in found)]
     if missing:
         raise NotWindows(", ".join(missing))
     table = pa.concat_tables(found, promote_options="permissive").combine_chunks()
-    return table, windows(
-        table.num_rows,
+    return table, Windows(
         start=milliseconds(table.column(START)),
         end=milliseconds(table.column(END)),
         turn=_numbers(table.column(TURN)),
