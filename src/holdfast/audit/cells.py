@@ -1,14 +1,16 @@
 """Cells in one form, whatever a sink keeps them in: what the source says and what a sink holds, as equal numbers.
 
-Every row is hashed by what its values mean, as for its digest (`holdfast.pipeline.row_digest`), under a key of this
-process's own, and with one zero. What a sink keeps as text (PostgreSQL's, JSON in a topic, the name of a directory) is
-read back as the source's type first.
+Every value is hashed to 64 bits by what it means. Numbers count by value (one zero, one NaN), times by microseconds,
+texts and bytes by their bytes, decimals by value; a struct by its fields' names and values, a list by its elements in
+their order, a map by its entries in any order. What a sink keeps as text (PostgreSQL's, JSON in a topic, the name of a
+directory) is read back as the source's type first. Texts are hashed by Python's own keyed hash, so hashes mean
+something within one process only.
 """
 
 from __future__ import annotations
 
-import os
 import re
+import zlib
 from collections.abc import Mapping
 from functools import cache
 from typing import Final
@@ -20,10 +22,12 @@ import pyarrow.compute as pc
 
 from holdfast.pipeline.definition.model import Decoding, Field
 from holdfast.pipeline.formats import Decoder, compile_decoder
-from holdfast.pipeline.row_digest import LINEAGE, DigestKey, RowHasher
 
 Hashes = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
+_NULL: Final = np.uint64(0x9E3779B97F4A7C15)
+_M1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_M2: Final = np.uint64(0x94D049BB133111EB)
 NOT_NUMBERS: Final = r'"(?:NaN|-?Infinity)"'
 """JSON has no word for these, and Spark writes them as texts: whether a text or a number was meant cannot be told."""
 
@@ -31,30 +35,104 @@ NOT_NUMBERS: Final = r'"(?:NaN|-?Infinity)"'
 # ---------------------------------------------------------------------------- hashing
 
 
-@cache
-def _hasher() -> RowHasher:
-    return RowHasher(DigestKey(os.urandom(32)), has_one_zero=True)
-
-
-def hash_rows(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> Hashes:
+def hash_rows(columns: Mapping[str, pa.Array]) -> Hashes:
     """One number for each row, of all its columns by their names."""
-    assert columns, "rows without columns have nothing to compare"
-    whole = {
-        name: _whole(values) if isinstance(values, pa.ChunkedArray) else values
-        for name, values in columns.items()
-    }
-    size = len(next(iter(whole.values())))
-    nowhere = {"topic": pa.nulls(size, pa.string())} | dict.fromkeys(LINEAGE[1:], pa.nulls(size, pa.int64()))
-    return np.ascontiguousarray(_hasher().digests(whole, nowhere)[:, 0])
+    total: Hashes | None = None
+    for name, values in columns.items():
+        hashed = _mixed(hash_values(values) + _salt(name))
+        total = hashed if total is None else total + hashed
+    assert total is not None, "rows without columns have nothing to compare"
+    return total
+
+
+def _salt(name: str) -> np.uint64:
+    return np.uint64(zlib.crc32(name.encode()) * 0x9E3779B1 & 0xFFFFFFFFFFFFFFFF)
+
+
+def _mixed(values: Hashes) -> Hashes:
+    values = (values ^ (values >> np.uint64(30))) * _M1
+    values = (values ^ (values >> np.uint64(27))) * _M2
+    return values ^ (values >> np.uint64(31))
 
 
 def hash_values(values: pa.Array) -> Hashes:
-    return hash_rows({"": values})
+    if isinstance(values, pa.ChunkedArray):
+        values = _whole(values)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if pa.types.is_nested(kind):
+        hashed = _nested(values)
+    elif pa.types.is_floating(kind):
+        numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
+        numbers = np.where(np.isnan(numbers), np.nan, numbers) + 0.0  # one NaN, one zero
+        hashed = numbers.view(np.uint64)
+    elif _is_whole(kind):
+        hashed = pc.fill_null(_as_integers(values), 0).to_numpy(zero_copy_only=False).view(np.uint64)
+    else:
+        if pa.types.is_decimal(kind):
+            values = values.cast(pa.string())
+        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+            values = values.cast(pa.large_binary())
+        items = values.to_pylist()
+        hashed = np.fromiter(map(hash, items), np.int64, len(items)).view(np.uint64)
+    if values.null_count:
+        hashed = np.where(values.is_null().to_numpy(zero_copy_only=False), _NULL, hashed)
+    return hashed
 
 
 def _whole(values: pa.ChunkedArray) -> pa.Array:
     made = values.combine_chunks()
     return made if isinstance(made, pa.Array) else pa.concat_arrays(made.chunks)
+
+
+def _nested(values: pa.Array) -> Hashes:
+    """What is null has any number here."""
+    if pa.types.is_struct(values.type):
+        if values.type.num_fields == 0:
+            return np.zeros(len(values), np.uint64)
+        fields = zip((field.name for field in values.type), values.flatten(), strict=True)
+        return hash_rows(dict(fields))
+    is_map = pa.types.is_map(values.type)
+    lengths = pc.fill_null(pc.list_value_length(values), 0) if not is_map else _map_lengths(values)
+    counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.concatenate(([0], np.cumsum(counts)))
+    if is_map:
+        inner = values.filter(values.is_valid()) if values.null_count else values
+        keys, items = _entries(inner)
+        hashed = _mixed(_mixed(hash_values(keys)) + hash_values(items))
+    else:
+        places = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
+        hashed = _mixed(hash_values(values.flatten()) + _mixed(places.astype(np.uint64) + np.uint64(1)))
+    totals = np.concatenate((np.zeros(1, np.uint64), np.cumsum(hashed, dtype=np.uint64)))
+    return _mixed(totals[ends[1:]] - totals[ends[:-1]] + counts.astype(np.uint64))
+
+
+def _map_lengths(values: pa.Array) -> pa.Array:
+    lengths = np.diff(np.asarray(values.offsets.to_numpy(), np.int64))
+    return pa.array(np.where(values.is_valid().to_numpy(zero_copy_only=False), lengths, 0))
+
+
+def _entries(values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Keys and items of maps none of which is null."""
+    offsets = np.asarray(values.offsets.to_numpy(), np.int64)
+    first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+    return values.keys.slice(first, count), values.items.slice(first, count)
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind) or types.is_boolean(kind) or types.is_date(kind) or types.is_timestamp(kind)
+    )
+
+
+def _as_integers(values: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.timestamp("us", tz=values.type.tz))
+    elif pa.types.is_date(values.type):
+        values = values.cast(pa.date32()).cast(pa.int32())
+    return values.cast(pa.int64())
 
 
 # ---------------------------------------------------------------------------- reading back

@@ -118,10 +118,9 @@ class DigestKey:
 
 
 class RowHasher:
-    """Hashes rows under one key; `has_one_zero`: -0.0 counts as 0.0, which no digest in a ledger does."""
+    """Hashes rows under one key."""
 
-    def __init__(self, key: DigestKey, *, has_one_zero: bool = False) -> None:
-        self._has_one_zero = has_one_zero
+    def __init__(self, key: DigestKey) -> None:
         self._words = tuple(int(each) for each in np.frombuffer(key.rows, "<i8"))
         self._machine = load()
         self._name = lru_cache(maxsize=4096)(self._hash_name)
@@ -211,8 +210,6 @@ class RowHasher:
                 states, array, _fixed(array.cast(pa.decimal128(38, array.type.scale)), 16), 2, tag
             )
         else:
-            if family is Family.REAL and self._has_one_zero:
-                array = pc.add(array.cast(pa.float64()), 0.0)
             self._take_words(states, array, _numbers(array, family), 1, tag, is_real=family is Family.REAL)
 
     def _take_words(

@@ -75,6 +75,8 @@ def closed_database(memory_bytes: int, **more: str) -> duckdb.DuckDBPyConnection
     }
     connection = duckdb.connect(":memory:", config=config)
     connection.execute("SET TimeZone = 'UTC'")
+    # It would draw its bar on standard output, among what a command prints there for others to read.
+    connection.execute("SET enable_progress_bar = false")
     connection.execute("SET lock_configuration = true")
     return connection
 

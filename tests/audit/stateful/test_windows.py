@@ -186,12 +186,15 @@ def test_an_audit_goes_on_from_what_another_has_handed_on(
     assume(new)
     at = data.draw(st.sampled_from(new))
     assert audit(rows[:at] + rows[at + 1 :], (cut, None), known).examined.findings
-    assert (
-        rows[at].turn <= cut
-        or audit(
-            [*rows[:at], replace(rows[at], total=rows[at].total + 1), *rows[at + 1 :]], (cut, None), known
-        ).examined.findings
-    )
+    if rows[at].turn > cut and is_newest(rows, at):
+        wrong = [*rows[:at], replace(rows[at], total=rows[at].total + 1), *rows[at + 1 :]]
+        assert audit(wrong, (cut, None), known).examined.findings
+
+
+def is_newest(rows: list[Any], at: int) -> bool:
+    """Whether the window was not given out again later: aggregates are computed again for its newest row."""
+    window = (rows[at].customer, rows[at].start)
+    return all(row.turn <= rows[at].turn for row in rows if (row.customer, row.start) == window)
 
 
 @EXAMPLES
