@@ -338,11 +338,12 @@ def serve_from_home(package: Package, home: str) -> str:
 
 def machine_code() -> dict[str, bytes]:
     """The files of machine code, by name: made now if they were never needed here."""
+    from holdfast.pipeline import row_digest
     from holdfast.pipeline.formats import machine
     from holdfast.reader import kernel
 
-    kernel.load()
-    machine.load()
+    for each in (kernel, machine, row_digest):
+        each.load()
     return kernel.kept_files()
 
 
