@@ -28,6 +28,9 @@ from holdfast.pipeline.engine import staging
 from holdfast.pipeline.engine.deployment import Deployment, build_sinks
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.sinks import staged as small
+from holdfast.pipeline.sinks import writing
+from holdfast.pipeline.sinks.base import SinkError
+from holdfast.pipeline.sinks.files import Disk
 
 from .conftest import order
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from holdfast.pipeline.definition.model import PipelineDefinition
+    from holdfast.pipeline.sinks.writing import FileSet
 
     from .conftest import Bench
 
@@ -196,3 +200,55 @@ def ledgers_of(home: Path, definition: PipelineDefinition) -> dict[str, list[Any
         ]
         for name, entries in found.items()
     }
+
+
+def test_sinks_that_are_alike_get_the_same_file_and_it_is_made_once(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.produce([order(number, number, city="Oslo", tags=[]) for number in range(50)])
+    made, real = [], writing.write_task
+
+    def counted(batches: Any, files: FileSet) -> Any:
+        made.append(files.compression)
+        return real(batches, files)
+
+    monkeypatch.setattr(writing, "write_task", counted)
+    names = ("one", "other", "denser")
+    run_pipeline(
+        replace(
+            bench.definition,
+            source=replace(bench.definition.source, value=Decoding("json", FIELDS)),
+            sinks=tuple(
+                ParquetSink(str(tmp_path / name), name, compression="zstd" if name == "denser" else "snappy")
+                for name in names
+            ),
+        ),
+        spark=bench.spark,
+        signals=False,
+    )
+    one, other, denser = (
+        {path.read_bytes() for path in (tmp_path / name).glob("batch=*/*.parquet")} for name in names
+    )
+    assert one == other != denser
+    assert sorted(made) == ["snappy", "zstd"]
+    assert ds.dataset(str(tmp_path / "denser")).count_rows() == 50
+
+
+def test_a_file_of_another_sink_that_does_not_arrive_whole_is_found_out(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.produce([order(number, number, city="Oslo", tags=[]) for number in range(50)])
+
+    def damaged(disk: Disk, path: str, data: bytes) -> None:
+        real(disk, path, data[:-9] + b"?" + data[-8:] if path.endswith(".parquet") else data)
+
+    real = Disk.write
+    monkeypatch.setattr(Disk, "write", damaged)
+    definition = replace(
+        bench.definition,
+        source=replace(bench.definition.source, value=Decoding("json", FIELDS)),
+        sinks=tuple(ParquetSink(str(tmp_path / name), name) for name in ("one", "other")),
+    )
+    with pytest.raises(SinkError, match="other bytes than were written"):
+        run_pipeline(definition, spark=bench.spark, signals=False)
+    assert [path.parent.name for path in tmp_path.glob("*/batch=*") if any(path.glob("*.parquet"))] == []

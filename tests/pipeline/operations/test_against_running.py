@@ -159,7 +159,7 @@ def test_columns_of_a_parquet_sink_are_read_from_its_newest_batch(
     batch = tmp_path / "lake" / f"batch={3:020d}"
     batch.mkdir(parents=True)
     columns = StructType([StructField("_hf", LongType()), StructField("id", LongType())])
-    (batch / "_schema.json").write_bytes(Layout(columns, ()).encode())
+    (batch / "_schema.json").write_bytes(Layout(columns, ()).encoded)
     assert judged(plain, stands, columns={"": {"id": "bigint"}}).changes == ()
     assert changes(judged(plain, stands, columns={"": {"id": "string"}})) == [("refused", "sinks.lake")]
     [sink] = plain.sinks

@@ -7,9 +7,10 @@
     <path>/_hf/scratch/, <path>/_hf/aside/                a batch before its commit
     <path>/_hf/forgotten.json                             after `pipeline reset`: entries up to here do not count
 
-Tasks write into scratch; the driver moves the files they report, and no others, into a directory no task knows, adds
-entry and schema, flushes everything and renames it to its number. A rename does not replace a directory that has
-something in it, and every batch has an entry in it: of two writers of one number exactly one wins, without a lock.
+Tasks write into scratch; the driver moves the files they report, and no others, into a directory no task knows, where
+it writes those of a small batch itself. It adds entry and schema, flushes everything and renames the directory to its
+number. A rename does not replace a directory that has something in it, and every batch has an entry in it: of two
+writers of one number exactly one wins, without a lock.
 The lock only tells a second copy sooner.
 
 Plain readers skip names that start with an underscore, so they see whole batches: `spark.read.parquet(path)`, pandas,
@@ -25,7 +26,8 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -49,6 +51,7 @@ from holdfast.pipeline.sinks.writing import (
     NAME_BYTES_MAX,
     FileSet,
     WrittenFile,
+    is_put,
     reject_unreadable,
     write_batch,
     written_of,
@@ -200,7 +203,8 @@ class Layout:
     columns: StructType
     partition_by: tuple[str, ...]
 
-    def encode(self) -> bytes:
+    @cached_property
+    def encoded(self) -> bytes:
         document = {"columns": json.loads(self.columns.json()), "partition_by": list(self.partition_by)}
         return to_text(document).encode()
 
@@ -237,7 +241,7 @@ class PreparedParquet:
         with explained(store.name, store.path):
             self._check_turn(number)
             if self._layout is not None:
-                disk.write(os.path.join(self._aside, SCHEMA), self._layout.encode())
+                disk.write(os.path.join(self._aside, SCHEMA), self._layout.encoded)
             disk.write(os.path.join(self._aside, LEDGER), to_text(entry.as_json()).encode())
             disk.flush_tree(self._aside)
             try:
@@ -290,6 +294,8 @@ class ParquetSinkWriter(Sink):
         self._lock: Held | None = None
         self._is_to_be_made = False
         """Nothing was there when it was opened."""
+        self._fitting: tuple[tuple[str | None, StructType | None], Layout | None] | None = None
+        """What the newest batch had found about columns, and what follows from that: mostly the next finds the same."""
         self._open: list[str] = []
 
     def check(self, rows: StructType) -> list[Problem]:
@@ -344,17 +350,12 @@ class ParquetSinkWriter(Sink):
         if self._is_to_be_made:
             self._take_over()
             self._is_to_be_made = False
-        text = store.held_schema()
-        try:
-            held = None if text is None else Layout.decode(text)
-        except (ValueError, KeyError) as error:
-            raise SinkError(
-                f"sink {self.name!r}: {SCHEMA} of the newest batch in {store.path} cannot be read ({error}); nothing "
-                "was committed. Bring it back"
-            ) from error
-        layout = held if batch.is_empty else self._layout(held, rows)
+        seen = store.held_schema(), None if batch.is_empty else rows.schema
+        if self._fitting is None or self._fitting[0] != seen:
+            self._fitting = seen, self._layout(*seen)
+        layout = self._fitting[1]
         aside = self._directory("aside", batch)
-        self._open.append(aside)
+        self._open = [*(each for each in self._open if os.path.isdir(each)), aside]
         if batch.is_empty or layout is None:
             return PreparedParquet(store, aside, layout, [], self.key)
         written = self._write(batch, rows, layout.columns, aside)
@@ -369,7 +370,17 @@ class ParquetSinkWriter(Sink):
             self.store.disk.make_directory(made)
         return made
 
-    def _layout(self, held: Layout | None, rows: DataFrame) -> Layout:
+    def _layout(self, text: str | None, rows: StructType | None) -> Layout | None:
+        """For rows with these columns, beside those that the sink says it has; what it has, for none."""
+        try:
+            held = None if text is None else Layout.decode(text)
+        except (ValueError, KeyError) as error:
+            raise SinkError(
+                f"sink {self.name!r}: {SCHEMA} of the newest batch in {self.store.path} cannot be read ({error}); "
+                "nothing was committed. Bring it back"
+            ) from error
+        if rows is None:
+            return held
         by = self.definition.partition_by
         if held is not None and held.partition_by != by:
             was, now = (", ".join(names) or "nothing" for names in (held.partition_by, by))
@@ -378,14 +389,15 @@ class ParquetSinkWriter(Sink):
                 "readers cannot make sense of both. Write to another path"
             )
         columns = None if held is None else held.columns
-        stored = stored_schema(rows.schema)
-        return Layout(fitting_schema(self.name, columns, stored, self.definition.schema), by)
+        return Layout(fitting_schema(self.name, columns, stored_schema(rows), self.definition.schema), by)
 
     def _write(self, batch: Batch, rows: DataFrame, columns: StructType, aside: str) -> list[WrittenFile]:
-        disk, by = self.store.disk, self.definition.partition_by
+        definition, disk, by = self.definition, self.store.disk, self.definition.partition_by
+        files = FileSet(aside, by, definition.file_bytes, definition.compression.lower(), disk, self.key)
+        if is_put(rows, by, batch):
+            return write_batch(rows, columns, files, batch)
         scratch = self._directory("scratch", batch)
-        definition = self.definition
-        files = FileSet(scratch, by, definition.file_bytes, definition.compression.lower(), disk, self.key)
+        files = replace(files, directory=scratch)
         try:
             written = write_batch(rows, columns, files, batch)
             reject_unreadable(self.name, rows, by, written, NAME_BYTES_MAX)

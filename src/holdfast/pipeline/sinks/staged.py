@@ -8,15 +8,16 @@ decides which rows go on and hands over their numbers; the writing task reads th
 a time. Each row group says the numbers of its rows itself, and they are compared with those that were asked for.
 
 The rows of a small batch, or their numbers, come to the driver in one job for all the sinks that take them, and the
-driver does there what the writing task does.
+driver does there what the writing task does. What one sink has made of them serves the others that want the same.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,8 @@ class LocalRows:
     rows: DataFrame
     staged: StagedRows | None = None
     """The same rows in the stage, where they stand there as they are."""
+    made: list[Any] = dataclasses.field(default_factory=list, compare=False)
+    """The files that sinks have made of these rows, each with what they depend on: others are alike (`writing`)."""
 
     @cached_property
     def _collected(self) -> list[pa.RecordBatch]:

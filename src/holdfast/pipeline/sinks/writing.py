@@ -16,7 +16,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -50,6 +50,8 @@ ROW_GROUP_ROWS = 256 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 """A row group is held in memory, decoded: this bounds a worker, whatever the width of a row."""
 REPORT = "path string, rows long, bytes long, digest string, partition string, content string"
+PLACELESS = Disk()
+"""In place of the disk, where it is left open: of files that several sinks have."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What Hive, Spark and Arrow call the directory of rows whose column is null."""
 NAME_BYTES_MAX = 255
@@ -134,10 +136,36 @@ def reject_unreadable(
 
 def write_batch(rows: DataFrame, columns: StructType, files: FileSet, batch: Batch) -> list[WrittenFile]:
     """Write these columns of a batch's rows, null where the rows have none; returns what counts."""
-    local = batch.local
-    if local is None or files.partition_by or local.rows is not rows:  # a sink may have made others of them
-        return write_files(projected(rows, columns), files, batch.staged, is_small=local is not None)
-    return _written(reported(write_task(local.batches(arrow_schema(columns)), files)), files)
+    if batch.local is None or not is_put(rows, files.partition_by, batch):
+        return write_files(projected(rows, columns), files, batch.staged, is_small=batch.local is not None)
+    alike = replace(files, directory="", disk=PLACELESS), columns
+    for made, written, contents in batch.local.made:
+        if made == alike:
+            for file in written:
+                _put(files, file, contents[file.path])
+            return list(written)
+    written = _written(reported(write_task(batch.local.batches(arrow_schema(columns)), files)), files)
+    batch.local.made.append((alike, written, {file.path: _content(files, file) for file in written}))
+    return written
+
+
+def is_put(rows: DataFrame, partition_by: tuple[str, ...], batch: Batch) -> bool:
+    """Whether the driver alone writes these rows, once for all sinks that are alike: no task knows their places."""
+    # A sink may have made others of the rows.
+    return batch.local is not None and not partition_by and batch.local.rows is rows
+
+
+def _put(files: FileSet, file: WrittenFile, content: bytes) -> None:
+    """Make a file durable that another sink has too: what was counted there counts here, as the bytes are read back."""
+    path = os.path.join(files.directory, file.path)
+    files.disk.write(path, content)
+    if _content(files, file) != content:
+        raise SinkError(f"{path} holds other bytes than were written to it; nothing was committed")
+
+
+def _content(files: FileSet, file: WrittenFile) -> bytes:
+    with files.disk.open_existing(os.path.join(files.directory, file.path)) as handle:
+        return handle.read()
 
 
 def write_files(
