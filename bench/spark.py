@@ -21,13 +21,13 @@ SOURCES: Final = {"ours": "holdfast", "connector": "kafka"}
 
 
 @contextmanager
-def session(home: Path, **settings: str) -> Iterator[SparkSession]:
-    """A Spark session on every core, with both sources."""
+def session(home: Path, master: str | None = None, **settings: str) -> Iterator[SparkSession]:
+    """A Spark session on every core, or where the master says, with both sources."""
     from holdfast.pipeline.session import spark_session
     from holdfast.pipeline.source import HoldfastSource
 
     jars = {"spark.jars": ",".join(str(jar) for jar in connector_jars()), "spark.driver.memory": "2g"}
-    spark = spark_session("bench", str(home), settings={**jars, **settings})
+    spark = spark_session("bench", str(home), master=master, settings={**jars, **settings})
     spark.dataSource.register(HoldfastSource)
     try:
         yield spark

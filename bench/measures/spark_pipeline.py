@@ -232,13 +232,14 @@ class SparkSlope(Measure):
 class Stand:
     """An Apache Kafka, a warm Spark session, and the jobs that are compared."""
 
-    def __init__(self, bench: Bench, stack: ExitStack) -> None:
+    def __init__(self, bench: Bench, stack: ExitStack, master: str | None = None) -> None:
         self._bench = bench
         self._stack = stack
         self.broker: Broker = bench.kafka("spark-pipeline")
         self.broker.start()
         stack.callback(self.broker.close)
-        self.spark: SparkSession = stack.enter_context(sparks.session(bench.fresh_directory("spark-home")))
+        home = bench.fresh_directory("spark-home")
+        self.spark: SparkSession = stack.enter_context(sparks.session(home, master))
         self._runs = 0
         self._batches: list[BatchDone] = []
         """Of the newest run of ours."""
@@ -289,6 +290,7 @@ class Stand:
             pipeline.definition(),
             bootstrap=self.broker.bootstrap_servers,
             spark=self.spark,
+            shared_filesystem=True,
             once=True,
             progress=note,
             signals=False,

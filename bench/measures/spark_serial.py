@@ -1,4 +1,8 @@
-"""What of a batch runs in the driver, however many workers there are: by processor time, of a batch of a million."""
+"""What of a batch runs in the driver, however many workers there are: by processor time, of a batch of a million.
+
+Tasks run in executors of their own, of a standalone master with three workers of one core each: all that an executor
+and its Python spend is the tasks', and what is left in the driver is its own.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,13 @@ from bench.model import MeasureResult, Metrics, Row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.support.spark_cluster import SparkCluster
 
 Spent: TypeAlias = dict[tuple[str, int], float]
 RECORDS: Final = 1_000_000
+WORKERS: Final = 3
+"""Of one core each."""
+SHARE_MAX: Final = 18.0
 WRITERS: Final = 2
 KINDS: Final = {
     "parquet": "Parquet",
@@ -27,14 +35,12 @@ KINDS: Final = {
     "writers": f"Kafka, {WRITERS} writers",
     "letters": "Kafka, dead letters",
 }
-TASKS: Final = "Executor task"
-"""Begins the names of the threads of the JVM that run tasks."""
 MACHINERY: Final = ("GC Thread", "G1 ", "C1 Compiler", "C2 Compiler", "VM ", "Common-Cleaner")
-"""Of the JVM's own: they work for driver and tasks alike, and count for neither."""
+"""Of a JVM's own threads: they work for whatever runs in it, and count for neither driver nor tasks."""
 
 
 class SparkSerial(Measure):
-    """Processor time of the driver's Python and of the JVM's threads that run no task, beside that of the tasks."""
+    """Processor time of the driver, Python and JVM, beside that of the executors and their Python."""
 
     name = "spark-serial"
     title = "What of a batch stays in the driver"
@@ -44,25 +50,35 @@ class SparkSerial(Measure):
         for kind, name in KINDS.items()
         for row in (
             Row(f"batch of a million to {name}: processor time in the driver", "s", f"{kind}.driver_s"),
-            Row(f"batch of a million to {name}: the driver's share of all", "", f"{kind}.share"),
+            Row(
+                f"batch of a million to {name}: the driver's share of all",
+                "%",
+                f"{kind}.share_percent",
+                below=SHARE_MAX,
+            ),
         )
     )
 
     def run(self, bench: Bench) -> MeasureResult:
         """One batch into fresh sinks; the processor time is from its start to its end."""
+        from tests.support.spark_cluster import SparkCluster
+
+        from holdfast.pipeline.java import find_java
         from holdfast.testing.postgres import PostgresServer
 
         with ExitStack() as stack:
-            stand = Stand(bench, stack)
+            directory = bench.fresh_directory("spark-cluster")
+            cluster = stack.enter_context(SparkCluster(directory, workers=WORKERS, java_home=find_java()))
+            stand = Stand(bench, stack, cluster.url)
             url = stack.enter_context(PostgresServer()).url
             topic = stand.topic("serial", bench.count(RECORDS))
             return bench.alternate(
                 self.name,
-                [Series(kind, partial(once, bench, stand, topic, kind, url)) for kind in KINDS],
+                [Series(kind, partial(once, bench, stand, cluster, topic, kind, url)) for kind in KINDS],
             )
 
 
-def once(bench: Bench, stand: Stand, topic: str, kind: str, url: str) -> Metrics:
+def once(bench: Bench, stand: Stand, cluster: SparkCluster, topic: str, kind: str, url: str) -> Metrics:
     with bench.topic(stand.broker, "serial-out", "page cache", PARTITIONS) as out:
         home = stand.fresh()
         table = f"t{home.name.replace('-', '')}"
@@ -77,10 +93,10 @@ def once(bench: Bench, stand: Stand, topic: str, kind: str, url: str) -> Metrics
         pipeline = stand.pipeline(topic, home)
         if kind == "letters":
             pipeline = pipeline.expect("amount < 0", name="none")
-        before = processor_seconds(stand.spark)
+        before = processor_seconds(stand.spark, cluster)
         stand.run(pipeline.write(sinks[kind][0], **sinks[kind][1]))
-        driver, tasks = spent_since(before, processor_seconds(stand.spark))
-        return {"driver_s": driver, "share": driver / (driver + tasks)}
+        driver, tasks = spent_since(before, processor_seconds(stand.spark, cluster))
+        return {"driver_s": driver, "share_percent": 100 * driver / (driver + tasks)}
 
 
 def spent_since(before: Spent, now: Spent) -> tuple[float, float]:
@@ -91,23 +107,32 @@ def spent_since(before: Spent, now: Spent) -> tuple[float, float]:
     return spent["driver"], spent["tasks"]
 
 
-def processor_seconds(spark: SparkSession) -> Spent:
-    """Of every thread of the JVM and every process, by whom it works for."""
-    jvm = int(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]
+def processor_seconds(spark: SparkSession, cluster: SparkCluster) -> Spent:
+    """Of every thread of the JVMs and every process, by whom it works for."""
     spent: Spent = {("driver", os.getpid()): _spent(_stat(Path("/proc/self"))[1])}
+    spent |= _threads("driver", int(spark.sparkContext._gateway.proc.pid))  # type: ignore[union-attr]
+    executors = {process for worker in cluster.workers for process in worker.executors()}
+    for process in executors:
+        spent |= _threads("tasks", process)
+    stats = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            with suppress(OSError):  # it has ended
+                stats[int(directory.name)] = _stat(directory)[1]
+    for process, fields in stats.items():
+        if executors.intersection(_line(process, stats)[1:]):
+            spent["tasks", process] = _spent(fields)
+    return spent
+
+
+def _threads(whose: str, jvm: int) -> Spent:
+    """Of a JVM, without its machinery."""
+    spent: Spent = {}
     for thread in Path(f"/proc/{jvm}/task").iterdir():
         with suppress(OSError):  # it has ended
             name, fields = _stat(thread)
             if not name.startswith(MACHINERY):
-                spent["tasks" if name.startswith(TASKS) else "driver", int(thread.name)] = _spent(fields)
-    stats = {}
-    for directory in Path("/proc").iterdir():
-        if directory.name.isdigit():
-            with suppress(OSError):
-                stats[int(directory.name)] = _stat(directory)[1]
-    for process, fields in stats.items():
-        if jvm in _line(process, stats)[1:]:
-            spent["tasks", process] = _spent(fields)
+                spent[whose, int(thread.name)] = _spent(fields)
     return spent
 
 

@@ -204,7 +204,10 @@ def workers_with_parts(
     context = spark.sparkContext
     python, environment = context.pythonExec, dict(context.environment)
     if is_remote(context.master):
-        context.addArchive(f"{shipped_package(home, settings, tell)}#{PARTS}")
+        package = shipped_package(home, settings, tell)
+        # Named by its content: an earlier run in this session, with another home, may have sent it already.
+        if not any(os.path.basename(package) in sent for sent in context.listArchives):
+            context.addArchive(f"{package}#{PARTS}")
         paths = (f"./{PARTS}", environment.get("PYTHONPATH", ""))
         context.environment["PYTHONPATH"] = ":".join(filter(None, paths))
     else:
