@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -96,10 +96,9 @@ class Incremental:
         """The next audit."""
         old = self.proven
         before = self.auditor.marks(old.positions if old is not None else {})
-        secret = bytes.fromhex(old.secret) if old is not None and old.secret else secrets.token_bytes(32)
-        reason, start, memory = "it was asked for", None, Memory(DigestKey(secret))
-        if not full:
-            reason, start = self._where_to_begin(old, before)
+        secret = bytes.fromhex(old.secret if old is not None else "") or secrets.token_bytes(32)
+        reason, start = ("it was asked for", None) if full else self._where_to_begin(old, before)
+        memory = Memory(DigestKey(secret))
         if start is not None and start.carried:
             memory.before = self._carried(start)
             if memory.before is None:
@@ -110,12 +109,9 @@ class Incremental:
             reason, start, memory = "of what is new not all could be proven", None, Memory(memory.key)
             report = self._audit(None, memory, before)
         self.was_full = start is None
-        notes = []
-        if old is not None and start is None:
-            notes.append(f"everything was looked at: {reason}")
-        elif start is not None and reason:
-            notes.append(f"more than what is new was looked at: {reason}")
-        report = replace(report, notes=(*report.notes, *notes))
+        looked = "everything" if start is None else "more than what is new"
+        if old is not None and reason:
+            report = replace(report, notes=(*report.notes, f"{looked} was looked at: {reason}"))
         certificate = self.keep(report)
         if report.verdict.exit_code == 0:
             self._advance(old, start, report, before, certificate, memory, secret)
@@ -126,7 +122,14 @@ class Incremental:
             return self.auditor.audit(None, {}, memory)
         report = self.auditor.audit(start.positions, start.topics, memory)
         looked_at = memory.before.tables if memory.before is not None else {}
-        unseen = _unseen({sink: each for sink, each in seen.items() if sink not in looked_at})
+        unseen = (
+            Unproven(
+                f"that what was proven earlier of sink {sink!r} is still as it was",
+                f"it was not looked at again: {each.unseen}",
+            )
+            for sink, each in seen.items()
+            if each.unseen and sink not in looked_at
+        )
         return replace(report, unproven=(*report.unproven, *unseen))
 
     def _carried(self, start: Checkpoint) -> Carried | None:
@@ -183,10 +186,9 @@ class Incremental:
         if old is not None and start is not None:
             on_top_of = replace(old, records=start.records, fates=start.fates)
         made = advanced(on_top_of, report, {}, certificate.sha256 if certificate else "")
-        after = self.auditor.marks(made.positions)
         marks = {
-            sink: kept(before[sink].marks if sink in before else {}, seen.marks)
-            for sink, seen in after.items()
+            sink: kept(before.get(sink, Seen()).marks, seen.marks)
+            for sink, seen in self.auditor.marks(made.positions).items()
         }
         topics = {**(start.topics if start is not None else {}), **_proven_topics(report, before)}
         carried = memory.after or Carried()
@@ -214,17 +216,6 @@ def _proven_topics(report: Report, before: Mapping[str, Seen]) -> dict[str, Topi
         for sink in report.sinks
         if sink.name in before and dict(sink.positions) == ends and (found := topic_ends(before[sink.name]))
     }
-
-
-def _unseen(seen: Mapping[str, Seen]) -> Sequence[Unproven]:
-    return [
-        Unproven(
-            f"that what was proven earlier of sink {sink!r} is still as it was",
-            f"it was not looked at again: {each.unseen}",
-        )
-        for sink, each in seen.items()
-        if each.unseen
-    ]
 
 
 @dataclass

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.audit.compare import Holding, finding
-from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import AuditError, Examined, Fate, Finding, Said, Unproven, examining
 from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, SourceWalk
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
@@ -62,34 +61,29 @@ def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Cha
     """Read a ledger from its oldest entry to its newest."""
     said: list[Said] = []
     starts: dict[Place, int] = {}
-    unsure: set[Place] = set()
+    unsure: frozenset[Place] = frozenset()
     standing: Positions | None = None
-    previous: Entry | None = None
+    expected = 0
     for entry in entries:
         if entry.pipeline != pipeline:
             said.append(
                 _altered(sink, f"entry {entry.number} of its ledger is of pipeline {entry.pipeline!r}")
             )
-        if previous is None:
-            is_first = entry.number == 0
-            for place, at in entry.positions.at.items():
-                span = entry.range.spans.get(place)
-                starts[place] = at.offset if span is None else span.start
-                if not is_first:
-                    unsure.add(place)
-        expected = 0 if previous is None else previous.number + 1
+        begins = {place: span.start for place, span in entry.range.spans.items()}
+        if standing is None:
+            begins = {place: at.offset for place, at in entry.positions.at.items()} | begins
+            unsure = frozenset(entry.positions.at if entry.number else ())
         if entry.number != expected:
             absent = _pruned if kind in PRUNED and entry.number > expected else _missing
             said.append(absent(sink, expected, entry.number - 1))
         elif standing is not None:
             said += _continues(sink, standing, entry)
-        for place, span in entry.range.spans.items():
-            starts.setdefault(place, span.start)
-        standing, previous = entry.positions, entry
+        starts = begins | starts
+        standing, expected = entry.positions, entry.number + 1
     return Chain(
         sink,
         starts,
-        frozenset(unsure),
+        unsure,
         standing or Positions({}),
         Examined.of(said),
         begins_anew=bool(entries) and entries[0].generation > 0,
@@ -113,11 +107,10 @@ def added_at(sink: str, others: Iterable[Sequence[Entry]]) -> dict[Place, int]:
 
 def _continues(sink: str, standing: Positions, entry: Entry) -> Iterator[Finding]:
     for place, span in sorted(entry.range.spans.items()):
-        known = standing.of(place.topic, place.partition)
-        if known is None:
-            continue
-        other, at = known
+        other, at = standing.of(place.topic, place.partition) or (place, None)
         name = f"{place.topic}-{place.partition}"
+        if at is None:
+            continue
         if other.topic_id != place.topic_id:
             yield _altered(
                 sink, f"entry {entry.number} of its ledger goes on in another topic named {place.topic}"
@@ -180,39 +173,27 @@ def cover(chains: Mapping[str, Sequence[Entry]], spans: Mapping[Place, Span], fi
     chosen: list[Entry] = []
     sizes = {sink: sum(_within(each, spans) for each in entries) for sink, entries in chains.items()}
     fullest = sorted(chains, key=lambda sink: (sink != first, -sizes[sink], sink))
-    for sink in fullest:
-        for entry in chains[sink]:
-            taken = {place: span for place, span in entry.range.spans.items() if span.offsets}
-            if not taken or not _within(entry, spans):
-                continue
-            if any(
-                span.start < end and start < span.end
-                for place, span in taken.items()
-                for start, end in covered.get(place, ())
-            ):
-                continue
-            chosen.append(entry)
-            for place, span in taken.items():
-                _join(covered.setdefault(place, []), (span.start, span.end))
+    for entry in (each for sink in fullest for each in chains[sink] if _within(each, spans)):
+        taken = {place: span for place, span in entry.range.spans.items() if span.offsets}
+        if any(
+            span.start < end and start < span.end
+            for place, span in taken.items()
+            for start, end in covered.get(place, ())
+        ):
+            continue
+        chosen.append(entry)
+        for place, span in taken.items():
+            known = covered.setdefault(place, [])
+            # Ranges mostly continue the last one: kept short, looking through them stays cheap.
+            is_next = known and known[-1][1] == span.start
+            known.append((known.pop()[0] if is_next else span.start, span.end))
     return chosen
-
-
-def _join(spans: list[Span], added: Span) -> None:
-    """Ranges mostly continue the last one: kept short, looking through them stays cheap."""
-    if spans and spans[-1][1] == added[0]:
-        spans[-1] = (spans[-1][0], added[1])
-    else:
-        spans.append(added)
 
 
 def _within(entry: Entry, spans: Mapping[Place, Span]) -> int:
     """Offsets of the entry's range that are in the scope."""
-    total = 0
-    for place, span in entry.range.spans.items():
-        if place in spans:
-            start, end = spans[place]
-            total += max(0, min(span.end, end) - max(span.start, start))
-    return total
+    taken = [(span, spans[place]) for place, span in entry.range.spans.items() if place in spans]
+    return sum(max(0, min(span.end, end) - max(span.start, start)) for span, (start, end) in taken)
 
 
 def is_whole(entry: Entry, spans: Mapping[Place, Span]) -> bool:
@@ -233,13 +214,6 @@ ROUTE_NAMES: Final = {
     Fate.DUPLICATE: "duplicates",
     Fate.LATE: "late rows",
 }
-DIGEST_NAMES: Final = {
-    Fate.OUTPUT: "main",
-    Fate.DEAD_LETTER: "dead_letter",
-    Fate.FILTERED: "filtered",
-    Fate.DUPLICATE: "duplicate",
-    Fate.LATE: "late",
-}
 
 
 @dataclass
@@ -254,40 +228,41 @@ class Books:
     doubtful: Mapping[Place, Mask]
     """Offsets about which something was found already: an entry over them is not judged again."""
 
-    def spans(self) -> dict[Place, Span]:
-        return {place: (part.start, part.end) for place, part in self.walk.partitions.items()}
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        return (*self.routes.values(), *self.mains.values())
+
+    def held(self, place: Place, at: Any = slice(None)) -> Mask:
+        """Whether any of them has rows of these offsets of the scope."""
+        found: Mask = np.logical_or.reduce([each.counts[place][at] > 0 for each in self.holdings])
+        return found
 
     def readable(self, entries: Iterable[Entry]) -> list[Entry]:
         """Those whose whole range is in the scope and still in the log."""
-        spans = self.spans()
-        whole = [entry for entry in entries if is_whole(entry, spans)]
-        if not any((part.codes == EXPIRED).any() for part in self.walk.partitions.values()):
-            return whole
-        expired = self.sums(whole, lambda place: self.walk.partitions[place].codes == EXPIRED)
-        return [entry for entry, count in zip(whole, expired, strict=True) if not count]
+        spans = {place: (part.start, part.end) for place, part in self.walk.partitions.items()}
+        expired = {place: part.codes == EXPIRED for place, part in self.walk.partitions.items()}
+        return self._without(expired, [entry for entry in entries if is_whole(entry, spans)])
 
     def undoubted(self, entries: Sequence[Entry]) -> list[Entry]:
         """Those about whose offsets nothing was found."""
-        if not any(mask.any() for mask in self.doubtful.values()):
-            return list(entries)
-        doubts = self.sums(entries, self._doubt)
-        return [entry for entry, count in zip(entries, doubts, strict=True) if not count]
+        return self._without(self.doubtful, entries)
 
-    def _doubt(self, place: Place) -> Mask:
-        part = self.walk.partitions[place]
-        return self.doubtful.get(place, np.zeros(part.end - part.start, np.bool_))
+    def _without(self, marked: Mapping[Place, Mask], entries: Sequence[Entry]) -> list[Entry]:
+        """Those that took none of the marked offsets."""
+        if not any(mask.any() for mask in marked.values()):
+            return list(entries)
+        nothing = {place: np.zeros_like(part.codes) for place, part in self.walk.partitions.items()}
+        counts = self.sums(entries, {**nothing, **marked}.__getitem__)
+        return [entry for entry, count in zip(entries, counts, strict=True) if not count]
 
     def sums(self, entries: Sequence[Entry], weigh: Weigh) -> list[int]:
         """Of each entry, the weights of the offsets it took."""
-        return self._totals(entries, weigh, with_digests=False)[0]
+        return self.digests(entries, weigh, is_wanted=False)[0]
 
-    def digests(self, entries: Sequence[Entry], weigh: Weigh) -> tuple[list[int], list[int]]:
-        """The sums, and the digests of the offsets, each as often as it weighs."""
-        return self._totals(entries, weigh, with_digests=True)
-
-    def _totals(
-        self, entries: Sequence[Entry], weigh: Weigh, *, with_digests: bool
+    def digests(
+        self, entries: Sequence[Entry], weigh: Weigh, *, is_wanted: bool = True
     ) -> tuple[list[int], list[int]]:
+        """The sums, and the digests of the offsets, each as often as it weighs."""
         counts = np.zeros(len(entries), np.int64)
         digests = np.zeros(len(entries), np.uint64)
         for place, part in self.walk.partitions.items():
@@ -302,7 +277,7 @@ class Books:
             weights = weigh(place)
             running = np.concatenate(([0], np.cumsum(weights, dtype=np.int64)))
             counts[numbers] += running[ends] - running[starts]
-            if with_digests and running[-1]:
+            if is_wanted and running[-1]:
                 offsets = np.arange(part.start, part.end, dtype=np.int64)
                 hashes = hashes_of_offsets(place.topic, place.partition, offsets)
                 with np.errstate(over="ignore"):
@@ -340,12 +315,7 @@ def check_intake(entries: Iterable[Entry], books: Books) -> Iterator[Finding]:
 
 def _held_without_record(books: Books, place: Place) -> Mask:
     compacted: Mask = books.walk.partitions[place].codes == COMPACTED
-    if not compacted.any():
-        return compacted
-    held = np.zeros_like(compacted)
-    for holding in (*books.routes.values(), *books.mains.values()):
-        held |= holding.counts[place] > 0
-    return held & compacted
+    return compacted & books.held(place) if compacted.any() else compacted
 
 
 def _compacted(entry: Entry, books: Books) -> dict[Place, Offsets]:
@@ -364,7 +334,7 @@ def _planted(
     """Rows of offsets that are in no batch; what they are counted in is in doubt from here on."""
     for place, offsets in compacted.items():
         start = books.walk.partitions[place].start
-        for holding in (*books.routes.values(), *books.mains.values()) if len(offsets) else ():
+        for holding in books.holdings if len(offsets) else ():
             held = offsets[holding.counts[place][offsets - start] > 0]
             if len(held):
                 yield finding(Fate.EXTRA, holding.name, place, held, detail)
@@ -373,7 +343,6 @@ def _planted(
 
 
 def _misread(entry: Entry, records: int, again: int, compacted: Mapping[Place, Offsets]) -> Finding:
-    place, span = next(each for each in sorted(entry.range.spans.items()) if each[1].offsets)
     missing = entry.intake.records - records - again
     holes = sum(len(offsets) for offsets in compacted.values())
     if 0 < missing <= holes - again:
@@ -382,26 +351,27 @@ def _misread(entry: Entry, records: int, again: int, compacted: Mapping[Place, O
             f"entry {entry.number} of the ledger of {entry.sink!r} read {entry.intake.records} records; these were "
             "compacted away since, and no sink has them"
         )
-        return Finding(Fate.LOST, "", place, tuple(as_ranges(offsets)), missing, detail=detail)
+        return finding(Fate.LOST, "", place, offsets, detail, missing)
     detail = (
         f"entry {entry.number} of its ledger says that {entry.intake.records} records were read, and the log has "
         f"{records + again}" + ("" if missing else ": as many, but others")
     )
-    ranges = ((span.start, span.end - 1),)
-    return Finding(Fate.ALTERED, entry.sink, place, ranges, abs(missing) or 1, detail=detail)
+    return _about(entry, Fate.ALTERED, entry.sink, abs(missing) or 1, detail)
+
+
+def _about(entry: Entry, fate: Fate, sink: str, count: int, detail: str) -> Finding:
+    """With the offsets that the entry took, of the first partition that it took some of."""
+    place, span = next(each for each in sorted(entry.range.spans.items()) if each[1].offsets)
+    return Finding(fate, sink, place, ((span.start, span.end - 1),), count, detail=detail)
 
 
 def _routed(books: Books, compacted: Mapping[Place, Offsets]) -> tuple[int, int]:
     """Records that the log has no more, and some sink or route still has."""
-    holdings = [*books.routes.values(), *books.mains.values()]
     count = digest = 0
     for place, offsets in compacted.items():
-        start = books.walk.partitions[place].start
-        held = np.zeros(len(offsets), np.bool_)
-        for holding in holdings:
-            held |= holding.counts[place][offsets - start] > 0
-        count += int(held.sum())
-        digest += digest_of_offsets(place.topic, place.partition, offsets[held])
+        held = offsets[books.held(place, offsets - books.walk.partitions[place].start)]
+        count += len(held)
+        digest += digest_of_offsets(place.topic, place.partition, held)
     return count, digest & MASK
 
 
@@ -465,17 +435,15 @@ def _counted(
         return
     counts, digests = books.digests(entries, holding.counts.__getitem__)
     for entry, wanted, rows, digest in zip(entries, said, counts, digests, strict=True):
-        text = entry.digests.get(DIGEST_NAMES[fate])
+        text = entry.digests.get("main" if fate is Fate.OUTPUT else str(fate))
         if rows == wanted and (text is None or int(text, 16) == digest):
             continue
-        place, span = next(each for each in sorted(entry.range.spans.items()) if each[1].offsets)
         outcome = Fate.LOST if rows < wanted else Fate.DUPLICATED if rows > wanted else Fate.ALTERED
         detail = (
             f"entry {entry.number} of the ledger of {entry.sink!r} counts {wanted} {what} in this range, and "
             f"{rows} are there" + ("" if rows != wanted else ", of other records")
         )
-        ranges = ((span.start, span.end - 1),)
-        yield Finding(outcome, holding.name, place, ranges, abs(wanted - rows) or 1, detail=detail)
+        yield _about(entry, outcome, holding.name, abs(wanted - rows) or 1, detail)
 
 
 def has_batch(newest: Entry, entry: Entry) -> bool:

@@ -19,8 +19,9 @@ Sinks that take a stream beside the chain of steps: the rows a step set aside, o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -142,10 +143,9 @@ def read_left(
         left.unrecorded = [entry for entry in entries if leaving(entry)]
         left.unknown = "the pipeline's record of rows that left cannot be read"
         detail = f"the pipeline's record of rows that left: {error}"
-        if isinstance(error, AsideDamaged):
-            left.examined = Examined.of([Finding(Fate.ALTERED, "", count=1, detail=detail)])
-        else:
-            left.examined = Examined.of(_unrecorded(left.unrecorded, detail))
+        is_damaged = isinstance(error, AsideDamaged)
+        altered = [Finding(Fate.ALTERED, "", count=1, detail=detail)]
+        left.examined = Examined.of(altered if is_damaged else _unrecorded(left.unrecorded, detail))
         return left
     found: list[Finding] = []
     seen: set[str] = set()
@@ -154,8 +154,7 @@ def read_left(
         digests = _take(table, left, by_step)
         counts, entry = counts_of(table), wanted[batch.name]
         found += against(entry, counts)
-        late_for = {step: count for (route, step), count in counts.items() if route == LATE_FOR}
-        found += _differing(entry, "late for", _late_for(definition, entry), late_for)
+        found += _differing(entry, LATE_FOR, "late for", _late_for(definition, entry), counts)
         found += _misplaced(entry, digests)
     missing = [entry for name, entry in wanted.items() if name not in seen]
     left.unrecorded = [entry for entry in missing if leaving(entry)]
@@ -208,28 +207,25 @@ def _late_for(definition: PipelineDefinition, entry: Entry) -> dict[str, int]:
 
 def against(entry: Entry, counts: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
     """By step, what the record and the ledger's entry count."""
-    filtered = {step: count for (route, step), count in counts.items() if route == FILTERED}
-    yield from _differing(entry, "filtered by", entry.routes.filtered, filtered)
-    for route, count in ((DUPLICATE, entry.routes.duplicate), (LATE, entry.routes.late)):
-        listed = sum(number for key, number in counts.items() if key[0] == route)
-        if listed != count:
-            yield _disagree(entry, route, count, listed)
+    yield from _differing(entry, FILTERED, "filtered by", entry.routes.filtered, counts)
+    for route, said in ((DUPLICATE, entry.routes.duplicate), (LATE, entry.routes.late)):
+        yield from _disagree(entry, route, said, sum(each for key, each in counts.items() if key[0] == route))
 
 
 def _differing(
-    entry: Entry, what: str, said: Mapping[str, int], recorded: Mapping[str, int]
+    entry: Entry, route: str, what: str, said: Mapping[str, int], counts: Mapping[tuple[str, str], int]
 ) -> Iterator[Finding]:
-    for step in sorted(said.keys() | recorded.keys()):
-        if said.get(step, 0) != recorded.get(step, 0):
-            yield _disagree(entry, f"{what} {step!r}", said.get(step, 0), recorded.get(step, 0))
+    for step in sorted(said.keys() | {step for each, step in counts if each == route}):
+        yield from _disagree(entry, f"{what} {step!r}", said.get(step, 0), counts.get((route, step), 0))
 
 
-def _disagree(entry: Entry, what: str, said: int, recorded: int) -> Finding:
+def _disagree(entry: Entry, what: str, said: int, recorded: int) -> Iterator[Finding]:
     detail = (
         f"entry {entry.number} of the ledger of {entry.sink!r} counts {said} rows {what}, and the pipeline's "
         f"record of rows that left has {recorded}"
     )
-    return Finding(Fate.ALTERED, "", count=abs(said - recorded), detail=detail)
+    if said != recorded:
+        yield Finding(Fate.ALTERED, "", count=abs(said - recorded), detail=detail)
 
 
 def _unrecorded(
@@ -239,9 +235,8 @@ def _unrecorded(
         return []
     rows = sum(leaving(entry) for entry in entries)
     numbers = f"{entries[0].number}" if len(entries) == 1 else f"{entries[0].number} to {entries[-1].number}"
-    return [
-        gap(f"which {rows:,} records left by a filter, as duplicates or late, in the batches {numbers}", why)
-    ]
+    what = f"which {rows:,} records left by a filter, as duplicates or late, in the batches {numbers}"
+    return [gap(what, why)]
 
 
 def take_letters(reader: SinkReader, left: Left, *, by_step: bool) -> None:
@@ -252,7 +247,7 @@ def take_letters(reader: SinkReader, left: Left, *, by_step: bool) -> None:
         codes = texts.indices.to_numpy(zero_copy_only=False)
         for code, reason in enumerate(texts.dictionary.to_pylist()):
             chosen = codes == code
-            part = LineageBatch(rows.topic, rows.partition, rows.offsets[chosen], rows.indexes[chosen])
+            part = replace(rows, offsets=rows.offsets[chosen], indexes=rows.indexes[chosen])
             if reason == PARSE:
                 left.unparsed.add([part])
             if by_step:
@@ -309,18 +304,18 @@ def check_turns(reader: SinkReader, entries: Sequence[Entry], before: int | None
     turn that an earlier audit has proven."""
     step = reader.takes
     since = -1 if before is None else before
-    numbers: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    numbers: list[Offsets] = [np.empty(0, np.int64)]
     strangers = 0
     erased = (batch for each in reader.erased for batch in each.places)
     for batch in chain(reader.rows(SinkScope({}, before)), erased):
         if batch.topic != step:
             strangers += len(batch)
-            continue
-        numbers.append(((batch.offsets << 32) | batch.indexes.astype(np.int64))[batch.offsets > since])
+        else:
+            numbers.append(((batch.offsets << 32) | batch.indexes.astype(np.int64))[batch.offsets > since])
     if strangers:
         detail = f"rows that step {step!r} did not make"
         yield Finding(Fate.EXTRA, reader.name, count=strangers, detail=detail)
-    rows = np.sort(np.concatenate(numbers)) if numbers else np.empty(0, np.int64)
+    rows = np.sort(np.concatenate(numbers))
     repeated = rows[1:][rows[1:] == rows[:-1]]
     if len(repeated):
         turns = ranges_text(as_ranges(np.unique(repeated >> 32)))
@@ -329,23 +324,18 @@ def check_turns(reader: SinkReader, entries: Sequence[Entry], before: int | None
     yield ColumnCoverage(reader.name, ANY, why=f"step {step!r} made it, which is not made again here")
 
 
-def _by_turn(
-    reader: SinkReader,
-    entries: Sequence[Entry],
-    turns: np.ndarray[tuple[int], np.dtype[np.int64]],
-    since: int,
-) -> Iterator[Finding]:
-    said: dict[int, int] = {}
+def _by_turn(reader: SinkReader, entries: Sequence[Entry], turns: Offsets, since: int) -> Iterator[Finding]:
+    said: Counter[int] = Counter()
     for entry in entries:
         if entry.range and entry.state is not None and entry.state > since:
-            said[entry.state] = said.get(entry.state, 0) + entry.rows
+            said[entry.state] += entry.rows
     is_complete = bool(entries) and entries[0].number == 0
     newest = max(said, default=-1)
     held = dict(zip(*(each.tolist() for each in np.unique(turns, return_counts=True)), strict=True))
     for turn in sorted(said.keys() | held.keys()):
         if turn not in said and (not is_complete or (turn > newest and not reader.is_exact)):
             continue  # its entry is not kept, or it is younger than the ledger we read
-        wanted, have = said.get(turn, 0), held.get(turn, 0)
+        wanted, have = said[turn], held.get(turn, 0)
         if wanted == have:
             continue
         fate = Fate.EXTRA if turn not in said else Fate.LOST if have < wanted else Fate.DUPLICATED

@@ -46,12 +46,8 @@ class LineageBatch:
         return len(self.offsets)
 
 
-def split_struct(lineage: pa.Array | pa.ChunkedArray, where: str = "") -> Iterator[LineageBatch]:
+def split_struct(lineage: pa.Array, where: str = "") -> Iterator[LineageBatch]:
     """Of a column of structs with topic, partition, offset and index; null structs are rows from nowhere."""
-    if isinstance(lineage, pa.ChunkedArray):
-        for chunk in lineage.chunks:
-            yield from split_struct(chunk, where)
-        return
     yield from split_columns(*(pc.struct_field(lineage, name) for name in PARTS), where=where)
 
 

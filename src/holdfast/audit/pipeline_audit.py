@@ -25,6 +25,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+import pyarrow
+
 import holdfast
 from holdfast.audit import coverage, ledgers, reporting, unaltered, versions
 from holdfast.audit.compare import Holding
@@ -58,7 +60,7 @@ from holdfast.audit.sink_judging import DecodingWatch, SinkJudge, SinkRows, main
 from holdfast.audit.sinks.base import SinkReader, SinkRebuilt
 from holdfast.audit.sinks.kafka import TopicReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
-from holdfast.audit.source import LogEnds, SourceWalk, look, walk
+from holdfast.audit.source import LogEnds, look, walk
 from holdfast.audit.spool import SpoolWatch
 from holdfast.audit.state_files import examine_state
 from holdfast.errors import UsageError
@@ -143,24 +145,33 @@ def _audited(
     started = time.time()
     expanded, _ = expand_definition(definition)
     settings = {**naming.client_settings(expanded, bootstrap), **options.settings}
+    [(mark, marks)] = marks_of(canonical(definition)).items()
+    home = naming.home_of(expanded)
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(settings))
         cluster.refresh(expanded.source.topics)  # a cluster that is not there should be named as the source
-        reached = ledgers.reached(naming.home_of(expanded))
+        reached = ledgers.reached(home)
         witnesses = unaltered.witnesses_of(definition, expanded, cluster, reached)
         readers = open_readers(expanded, settings, stack)
         for name, start in (options.topic_starts if options.since is not None else {}).items():
             reader = readers.get(name)
             if isinstance(reader, TopicReader):
                 reader.start_at(start.offsets, start.since)
-        [(mark, marks)] = marks_of(canonical(definition)).items()
-        audit = PipelineAudit(expanded, mark, settings, cluster, readers, options, reached, steps)
-        audit.witnesses = witnesses
-        audit.marks = marks
-        audit.earlier = earlier_marks(naming.home_of(expanded))
+        earlier = earlier_marks(home)
+        audit = PipelineAudit(
+            expanded, mark, marks, earlier, settings, cluster, readers, options, reached, witnesses, steps
+        )
         report = audit.run()
-    took_ms = round((time.time() - started) * 1000)
-    return stamped(report, round(started * 1000), took_ms)
+    return replace(
+        report,
+        started_ms=round(started * 1000),
+        took_ms=round((time.time() - started) * 1000),
+        versions={
+            "holdfast": holdfast.__version__,
+            "python": platform.python_version(),
+            "pyarrow": pyarrow.__version__,
+        },
+    )
 
 
 def earlier_marks(home: str) -> dict[str, Marks]:
@@ -180,30 +191,16 @@ def _check_accepted(definition: PipelineDefinition, accepted: Sequence[str]) -> 
             raise UsageError(f"--accept {name}: name a column of a sink, of {', '.join(sinks)}")
 
 
-def stamped(report: Report, started_ms: int, took_ms: int) -> Report:
-    import pyarrow
-
-    versions = {
-        "holdfast": holdfast.__version__,
-        "python": platform.python_version(),
-        "pyarrow": pyarrow.__version__,
-    }
-    return replace(report, started_ms=started_ms, took_ms=took_ms, versions=versions)
-
-
 def open_readers(
     definition: PipelineDefinition, settings: Mapping[str, str], stack: ExitStack
 ) -> dict[str, SinkReader]:
     """Every sink's reader by name, the dead letters' first."""
-    found: dict[str, SinkReader] = {}
-    dead = open_dead_letters(definition, settings)
-    stack.callback(dead.close)
-    found[naming.DEAD_LETTER_NAME] = dead
+    opened = [open_dead_letters(definition, settings)]
+    stack.callback(opened[0].close)
     for sink in definition.sinks:
-        reader = open_sink(definition, sink, settings)
-        stack.callback(reader.close)
-        found[sink.name] = reader
-    return found
+        opened.append(open_sink(definition, sink, settings))
+        stack.callback(opened[-1].close)
+    return {reader.name: reader for reader in opened}
 
 
 @dataclass
@@ -213,56 +210,61 @@ class PipelineAudit:
     definition: PipelineDefinition
     """With its secrets."""
     fingerprint: str
+    marks: Marks
+    """Of the definition: of its stateful steps (`state`) and its sinks (`content`)."""
+    earlier: Mapping[str, Marks]
+    """By fingerprint, those of definitions that ran before, as the home has them."""
     settings: Mapping[str, str]
     """How the source's brokers are reached."""
     cluster: Cluster
     readers: Mapping[str, SinkReader]
-    options: AuditOptions = field(default_factory=AuditOptions)
-    reached: Mapping[str, Head] = field(default_factory=dict)
+    options: AuditOptions
+    reached: Mapping[str, Head]
     """How far each sink had come, as the home said before the readers were opened."""
-    steps: Steps | None = None
-    witnesses: Mapping[str, Sequence[unaltered.Witness]] = field(default_factory=dict)
+    witnesses: Mapping[str, Sequence[unaltered.Witness]]
     """The heads of the sinks' ledgers, as they are known outside of the sinks; read before the readers were opened."""
-
-    marks: Marks = field(default_factory=dict)
-    """Of the definition: of its stateful steps (`state`) and its sinks (`content`)."""
-    earlier: Mapping[str, Marks] = field(default_factory=dict)
-    """By fingerprint, those of definitions that ran before, as the home has them."""
+    steps: Steps | None = None
 
     examined: Examined = field(init=False, default_factory=Examined)
     scope: PipelineScope = field(init=False)
     logs: dict[Place, LogEnds] = field(init=False)
-    entries: dict[str, Sequence[Entry]] = field(init=False, default_factory=dict)
     rows: SinkRows = field(init=False)
     keeper: unaltered.Keeper = field(init=False)
     handing: HandingOn = field(init=False)
 
+    def __post_init__(self) -> None:
+        self.home = naming.home_of(self.definition)
+        self.entries = {name: reader.entries() for name, reader in self.readers.items()}
+        self.opened = {name: reader for name, reader in self.readers.items() if self.entries[name]}
+        """Those with a ledger."""
+
     def run(self) -> Report:
-        tell = self.options.tell or (lambda what: None)
+        tell, readers = self.options.tell or (lambda what: None), list(self.opened.values())
         tell("reading the ledgers")
         self._decide()
         tell("reading what left the steps")
         decoder = SourceDecoder(self.definition.source)
-        stateful, looker = self._stateful(decoder)
+        stateful = self._stateful(decoder)
+        looker = stateful.begin(self.scope.spans)
         left = self._left()
         content = ContentCheck(self.definition, decoder, self.same)
         letters = left.routes[Fate.DEAD_LETTER].counts
         dead = {place: counts > 0 for place, counts in letters.items()}
-        watcher = content.begin(list(self._opened().values()), self.scope.spans, dead)
+        watcher = content.begin(readers, self.scope.spans, dead)
         spools = SpoolWatch(self.options.spools)
-        decodings = DecodingWatch(
-            self.scope.spans, ledgers.cover(self.entries, self.scope.spans), self.fingerprint
-        )
+        decodings = DecodingWatch(self.scope.spans, self.batches, self.fingerprint)
         sample = PlainSample(decoder)
         watchers = (looker, watcher, spools, decodings, sample)
         observers: list[Observer] = [each for each in watchers if each is not None]
         tell(f"walking {self.scope.offsets:,} offsets of the source")
         walked = walk(self.cluster, self.scope.spans, self.logs, decoder=decoder, observers=observers)
-        self._say(self._expired(walked))
+        for place, count in sorted(walked.expired_on_the_way.items()):
+            what = f"{count:,} offsets of {place.topic}-{place.partition}"
+            self._say([gap(what, "they expired while they were being read")])
         self.examined += spools.examine(walked) + sample.examine()
         tell("comparing the sinks")
         judge = SinkJudge(
-            self.definition, self.scope, self.logs, self._opened(), self.entries, left, self.rows, walked
+            self.definition, self.scope, self.logs, self.opened, self.batches, left, self.rows, walked
         )
         self.examined += judge.judge()
         self.examined += judge.decodings(decodings)
@@ -270,37 +272,32 @@ class PipelineAudit:
             tell("evaluating the steps again")
             self.steps.begin(self, judge)
         result = None
-        if stateful is not None:
+        if looker is not None:
             tell("making windows, duplicates and late rows again")
             ends = {place: end for place, (_, end) in self.scope.spans.items()}
-            result = stateful.examine(left, list(self._opened().values()), ends, self.steps)
+            result = stateful.examine(left, readers, ends, self.steps)
             self.examined += result.examined
         tell("comparing contents")
-        self.examined += content.examine(list(self._opened().values()))
-        for reader in self._opened().values():
+        self.examined += content.examine(readers)
+        for reader in readers:
             self._say((*reader.problems(), *reader.gaps()))
         if self.steps is None:
             self.examined += content.not_evaluated()
-            self._say(self._word(judge))
         else:
             self.examined += self.steps.examine(self, judge, content)
-        self._say(self._rejections(judge.batches))
+        self._say(self._word())
         tell("")
         return self._report(judge, result)
 
     def same(self, sink: str) -> set[str]:
         """The fingerprints of definitions that make the same rows for a sink."""
-        own = self.marks.get("content", {}).get(sink)
+        own = self.marks["content"].get(sink)
         same = {mark for mark, each in self.earlier.items() if own and each["content"].get(sink) == own}
         return {self.fingerprint, *same}
 
     # -------------------------------------------------------------------- before the walk
 
-    def _opened(self) -> dict[str, SinkReader]:
-        return {name: reader for name, reader in self.readers.items() if self.entries.get(name)}
-
     def _decide(self) -> None:
-        self.entries = {name: reader.entries() for name, reader in self.readers.items()}
         if not any(self.entries.values()):
             known = [
                 each for name in self.readers for each in unaltered.gone(name, self.witnesses.get(name, ()))
@@ -314,9 +311,8 @@ class PipelineAudit:
         sinks = (*self.definition.sinks, naming.dead_letter_sink(self.definition))
         kinds = {sink.name: naming.kind_of_sink(sink) for sink in sinks}
         chains = {
-            name: ledgers.follow(name, kinds[name], self.definition.name, entries)
-            for name, entries in self.entries.items()
-            if entries
+            name: ledgers.follow(name, kinds[name], self.definition.name, self.entries[name])
+            for name in self.opened
         }
         for name, chain in chains.items():
             self.examined += chain.examined
@@ -337,19 +333,18 @@ class PipelineAudit:
             since=self.options.since,
             starts_at_log_start=self.definition.source.starting == "earliest",
         )
+        self.batches = ledgers.cover(self.entries, self.scope.spans)
+        """Entries that say what became of the scope, each offset in one."""
         self.handing = HandingOn(self.options.memory, self.scope, self.options.since or {})
         self.rows = SinkRows(self.scope.spans, expands(self.definition), turns=self.handing.turns)
         self.keeper = unaltered.keeper_of(self.definition)
-        for reader in self._opened().values():
+        for reader in self.opened.values():
             if reader.kind in ERASABLE:
                 reader.erased, unproven = unaltered.erasures(reader, self.keeper)
                 self._say(unproven)
-        self._say((*self.scope.unproven, *self.scope.notes))
-        self._say(self._absent())
-        self._say(self._older())
         newest = [entries[-1] for entries in self.entries.values() if entries]
-        self._say(examine_state(self.definition, naming.home_of(self.definition), newest))
-        self._say(self._emptiness())
+        self._say((*self.scope.unproven, *self.scope.notes, *self._absent(newest), *self._older()))
+        self._say((*examine_state(self.definition, self.home, newest), *self._emptiness()))
 
     def _say(self, said: Iterable[Said]) -> None:
         self.examined += Examined.of(said)
@@ -372,29 +367,23 @@ class PipelineAudit:
         return {name for name in found if not name.startswith("hf-ledger-")}
 
     def _given(self) -> Callable[[Place], int] | None:
-        text = self.options.start
-        if text is None:
+        if self.options.start is None:
             return None
-        moment = start_ms(text)
-        if moment is None:
-            return lambda place: self.logs[place].start
+        moment = start_ms(self.options.start)
         partitions = {TopicPartition(place.topic, place.partition): place for place in self.logs}
-        answers = self.cluster.offsets(partitions, moment)
-        starts = {
-            place: answers[each].offset if answers[each].offset >= 0 else self.logs[place].end
-            for each, place in partitions.items()
-        }
-        return lambda place: starts[place]
+        answers = {} if moment is None else self.cluster.offsets(partitions, moment)
+        starts = {place: self.logs[place].start for place in self.logs}
+        for each, answer in answers.items():
+            place = partitions[each]
+            starts[place] = answer.offset if answer.offset >= 0 else self.logs[place].end
+        return starts.__getitem__
 
-    def _absent(self) -> Iterator[Said]:
+    def _absent(self, newest: Sequence[Entry]) -> Iterator[Said]:
         """Sinks without a ledger: new ones, or ones that were emptied."""
-        newest = [entries[-1] for entries in self.entries.values() if entries]
         ran_as_it_stands = any(entry.fingerprint == self.fingerprint and entry.range for entry in newest)
-        for name, entries in self.entries.items():
-            if entries:
-                continue
+        for name in (each for each in self.readers if each not in self.opened):
             gone = unaltered.gone(name, self.witnesses.get(name, ()))
-            rows = ledgers.rows_for(name, ledgers.cover(self.entries, self.scope.spans))
+            rows = ledgers.rows_for(name, self.batches)
             if gone:
                 yield from (replace(each, count=rows) for each in gone)
             elif ran_as_it_stands:
@@ -409,47 +398,42 @@ class PipelineAudit:
         for name, ((generation, number, _), _) in self.reached.items():
             last = self.entries[name][-1] if self.entries.get(name) else None
             if last is not None and (last.generation, last.number) < (generation, number):
-                rows = ledgers.rows_for(
-                    name, [entry for entry in fullest if not ledgers.has_batch(last, entry)]
-                )
+                lacking = [entry for entry in fullest if not ledgers.has_batch(last, entry)]
+                rows = ledgers.rows_for(name, lacking)
                 detail = (
                     f"its ledger has {last.number + 1} entries, and had {number + 1}: it is an older copy"
                 )
                 yield Finding(Fate.LOST, name, count=max(1, rows), detail=detail)
 
-    def _stateful(self, decoder: SourceDecoder) -> tuple[StatefulCheck | None, Observer | None]:
+    def _stateful(self, decoder: SourceDecoder) -> StatefulCheck:
         from holdfast.audit.stateful import StatefulCheck
 
-        state = self.marks.get("state", {})
         others = {
             step: {mark for mark, each in self.earlier.items() if each["state"].get(step) != own}
-            for step, own in state.items()
+            for step, own in self.marks["state"].items()
         }
-        check = StatefulCheck(self.definition, decoder, others, self.handing.before)
-        observer = check.begin(self.scope.spans)
-        return (None, None) if observer is None else (check, observer)
+        return StatefulCheck(self.definition, decoder, others, self.handing.before)
 
     def _left(self) -> Left:
-        batches = ledgers.cover(self.entries, self.scope.spans)
-        left = read_left(self.definition, naming.home_of(self.definition), self.scope.spans, batches)
-        reader = self._opened().get(naming.DEAD_LETTER_NAME)
+        left = read_left(self.definition, self.home, self.scope.spans, self.batches)
+        reader = self.opened.get(naming.DEAD_LETTER_NAME)
         dead = Holding(str(Fate.DEAD_LETTER), self.scope.spans) if reader is None else self.rows.of(reader)
         if reader is not None:
             take_letters(reader, left, by_step=bool(remembering(self.definition)))
         left.routes = {Fate.DEAD_LETTER: dead, **left.routes}
         self.examined += left.examined
-        left.own = self._left_of_each(left, batches, dead)
+        left.own = self._left_of_each(left, dead)
         return left
 
-    def _left_of_each(self, left: Left, batches: Sequence[Entry], dead: Holding) -> dict[str, Left]:
+    def _left_of_each(self, left: Left, dead: Holding) -> dict[str, Left]:
         """For sinks that took a batch by themselves, cut otherwise or by another definition: what left of theirs."""
         found: dict[str, Left] = {}
-        usual = {batch_name(entry.range, entry.fingerprint) for entry in batches}
-        for name in self._mains():
+        usual = {batch_name(entry.range, entry.fingerprint) for entry in self.batches}
+        for name in main_sinks(self.definition, self.opened):
             own = ledgers.cover(self.entries, self.scope.spans, name)
             if {batch_name(entry.range, entry.fingerprint) for entry in own} == usual:
                 continue
-            apart = read_left(self.definition, naming.home_of(self.definition), self.scope.spans, own)
+            apart = read_left(self.definition, self.home, self.scope.spans, own)
             self.examined += apart.examined
             left.unrecorded += apart.unrecorded
             apart.routes = {Fate.DEAD_LETTER: dead, **apart.routes}
@@ -458,31 +442,19 @@ class PipelineAudit:
 
     # -------------------------------------------------------------------- after it
 
-    def _expired(self, walked: SourceWalk) -> Iterator[Unproven]:
-        for place, count in sorted(walked.expired_on_the_way.items()):
-            what = f"{count:,} offsets of {place.topic}-{place.partition}"
-            yield gap(what, "they expired while they were being read")
-
-    def _mains(self) -> dict[str, SinkReader]:
-        return main_sinks(self.definition, self._opened())
-
-    def _word(self, judge: SinkJudge) -> Iterator[ColumnCoverage]:
+    def _word(self) -> Iterator[ColumnCoverage]:
         """What is taken on the pipeline's word: why records left, by step; that they did, and which, is not."""
-        filtered: Counter[str] = Counter()
-        turned_away: Counter[str] = Counter()
-        for entry in judge.batches:
-            filtered.update(entry.routes.filtered)
-            turned_away.update(entry.routes.dead_letter)
-        del turned_away[PARSE]
+        let_go: Counter[str] = Counter()
+        for entry in self.batches:
+            let_go.update(entry.routes.filtered)
+            let_go.update({step: count for step, count in entry.routes.dead_letter.items() if step != PARSE})
         why = "which records it let go is recorded; whether it was right --spark evaluates again"
-        for step, count in sorted((filtered + turned_away).items()):
+        for step, count in sorted(let_go.items()) if self.steps is None else ():
             if count and not step.startswith(REJECTED_BY):
                 yield ColumnCoverage(STEPS, step, unaltered=count, why=why)
-
-    def _rejections(self, batches: Sequence[Entry]) -> Iterator[ColumnCoverage]:
-        counts = Counter(each.sink for entry in batches for each in entry.rejected)
+        rejected = Counter(each.sink for entry in self.batches for each in entry.rejected)
         why = "only the sink can tell whether it could take them, and an audit writes nothing"
-        for sink, count in sorted(counts.items()):
+        for sink, count in sorted(rejected.items()):
             yield ColumnCoverage(STEPS, f"{REJECTED_BY}{sink}", unaltered=count, why=why)
 
     # -------------------------------------------------------------------- the report
@@ -490,11 +462,11 @@ class PipelineAudit:
     def _coverage(self, judge: SinkJudge) -> tuple[ColumnCoverage, ...]:
         """Every cell; the digests speak where one is not recomputed."""
         windows = {each.sink: each.windows for each in self.examined.windows}
-        columns = {name: reader.columns() for name, reader in self._opened().items()}
-        rows = {name: self.rows.inside(reader, windows) for name, reader in self._opened().items()}
+        columns = {name: reader.columns() for name, reader in self.opened.items()}
+        rows = {name: self.rows.inside(reader, windows) for name, reader in self.opened.items()}
         claims = [*self.examined.coverage, *judge.lineage()]
         lacking = {each.sink for each in coverage.settled(columns, rows, claims) if each.trusted}
-        for name, reader in self._opened().items():
+        for name, reader in self.opened.items():
             heads = self.witnesses.get(name, ())
             table = self.handing.table(reader)
             since, turn = self.options.since, self.rows.turns.get(name)
@@ -508,8 +480,8 @@ class PipelineAudit:
                 claims.append(ColumnCoverage(name, column, unaltered=count, why=digests.why))
         covered: Iterable[ColumnCoverage] = coverage.settled(columns, rows, claims)
         for sink in map(merged, self.definition.sinks):
-            if sink is not None and sink.mode == "scd2" and sink.name in self._opened():
-                wrong = versions.check(self._opened()[sink.name], sink)
+            if sink is not None and sink.mode == "scd2" and sink.name in self.opened:
+                wrong = versions.check(self.opened[sink.name], sink)
                 self._say(wrong or ())
                 covered = versions.derived(covered, sink, is_checked=wrong is not None)
         return tuple(covered)
@@ -518,11 +490,9 @@ class PipelineAudit:
         walked = judge.walked
         fates = judge.fates(result)
         covered = self._coverage(judge)
-        self.handing.finish(self._opened(), None if result is None else result.carried)
-        erased = tuple(
-            each for reader in self._opened().values() for each in unaltered.erased_findings(reader)
-        )
-        findings = reporting.named(self.examined.findings, self.cluster, walked, self._opened())
+        self.handing.finish(self.opened, None if result is None else result.carried)
+        erased = tuple(each for reader in self.opened.values() for each in unaltered.erased_findings(reader))
+        findings = reporting.named(self.examined.findings, self.cluster, walked, self.opened)
         ends = {place: log.end for place, log in self.logs.items()}
         return Report(
             subject=self.definition.name,
@@ -533,7 +503,7 @@ class PipelineAudit:
                 reporting.sink_account(
                     reader, self.rows.holdings.get(name), judge.judgements.get(name, []), self.examined
                 )
-                for name, reader in self._opened().items()
+                for name, reader in self.opened.items()
             ),
             windows=self.examined.windows,
             findings=findings,
@@ -541,11 +511,11 @@ class PipelineAudit:
             timeline=reporting.timeline(walked, fates),
             lag={
                 name: sum(
-                    max(0, ends[place] - at.offset)
-                    for place, at in reader.positions().at.items()
-                    if place in ends
+                    max(0, ends[at] - stands.offset)
+                    for at, stands in each.positions().at.items()
+                    if at in ends
                 )
-                for name, reader in self._opened().items()
+                for name, each in self.opened.items()
             },
             notes=(*self.examined.notes, *(each.what() for each in erased)),
             fingerprint=self.fingerprint,
@@ -553,6 +523,3 @@ class PipelineAudit:
             accepted=self.options.accepted,
             erased=erased,
         )
-
-
-__all__ = ["AuditOptions", "PipelineAudit", "audit_pipeline", "open_readers"]

@@ -28,19 +28,23 @@ Delta in an object store. Marks are taken before an audit reads, so that a chang
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from holdfast.atomic import write_atomically
 from holdfast.audit.model import Document, Fate, Kind, Report
+from holdfast.audit.sinks.files import place_of
+from holdfast.audit.sinks.kafka import own_settings
+from holdfast.audit.sinks.parquet import BATCH
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import (
     DeltaSink,
@@ -50,7 +54,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.definition.naming import dead_letter_sink, resolve_path
+from holdfast.pipeline.definition.naming import dead_letter_sink
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster
 from holdfast.reader.errors import TopicMissing
@@ -59,7 +63,6 @@ from holdfast.real import RealFileSystem
 
 MERGED: Final = "it keeps one row for each key: rows that were proven may be replaced by newer ones"
 DELTA_LOG: Final = "_delta_log"
-BATCH: Final = re.compile(r"batch=(\d{20})")
 CARRIED: Final = re.compile(r"([0-9a-f]{64})\.carried")
 GROWS: Final = ">="
 """A mark that begins so may only grow."""
@@ -79,14 +82,12 @@ class Seen:
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Which of the old marks are not there any more, or are others."""
-    return [name for name, mark in before.items() if not _still(mark, now.get(name))]
+    return [name for name, mark in before.items() if not _still(mark, now.get(name, ""))]
 
 
-def _still(before: str, now: str | None) -> bool:
-    if now is None:
-        return False
-    if before.startswith(GROWS):
-        return now.startswith(GROWS) and int(now[len(GROWS) :]) >= int(before[len(GROWS) :])
+def _still(before: str, now: str) -> bool:
+    if before.startswith(GROWS) and now.startswith(GROWS):
+        return int(now.removeprefix(GROWS)) >= int(before.removeprefix(GROWS))
     return before == now
 
 
@@ -106,7 +107,7 @@ def take(
     try:
         match sink:
             case ParquetSink():
-                return _parquet(resolve_path(definition, sink.path.removeprefix("file:")))
+                return Seen(_marks(place_of(definition, sink.path), _batch_of))
             case DeltaSink():
                 return _delta(definition, sink)
             case PostgresSink():
@@ -128,52 +129,53 @@ def take_all(
 # ------------------------------------------------------------------------ files
 
 
-def _files(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    pending = [root]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-                else:
-                    yield os.path.relpath(entry.path, root), entry.stat(follow_symlinks=False)
+def _files(root: str, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(os.path.join(root, below)) as entries:
+        for entry in entries:
+            path = os.path.join(below, entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(root, path)
+            else:
+                yield path, entry.stat(follow_symlinks=False)
 
 
-def _mark(name: str, found: os.stat_result) -> str:
-    return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\0{found.st_ino}"
+def _marks(root: str, name_of: Callable[[str], str]) -> dict[str, str]:
+    """By name, what the files that go by it look like from outside; nothing: a file has no mark."""
+    lines: dict[str, list[str]] = {}
+    for path, found in _files(root):
+        name = name_of(path)
+        if name:
+            times = f"{found.st_mtime_ns}\0{found.st_ctime_ns}\0{found.st_ino}"
+            line = f"{path.removeprefix(name + os.sep)}\0{found.st_size}\0{times}"
+            lines.setdefault(name, []).append(line)
+    texts = {name: "\n".join(sorted(each)) for name, each in lines.items()}
+    return {
+        name: hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+        for name, text in texts.items()
+    }
 
 
-def _digest(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+def _batch_of(path: str) -> str:
+    """Of a sink of batches: its directory appears whole, and never changes afterwards."""
+    name = path.partition(os.sep)[0]
+    return name if name.startswith("batch=") else ""
 
 
-def _parquet(root: str) -> Seen:
-    """One mark for each batch: its directory appears whole, and never changes afterwards."""
-    marks = {}
-    with os.scandir(root) as entries:
-        batches = sorted(entry.name for entry in entries if entry.name.startswith("batch="))
-    for name in batches:
-        found = list(_files(os.path.join(root, name)))
-        marks[name] = _digest([_mark(path, stat) for path, stat in found])
-    return Seen(marks)
+def _data_or_version(path: str) -> str:
+    """Of a Delta table: not the ledger, which has its own proof, and not the pointer to the newest checkpoint."""
+    is_other = path.startswith("_hf" + os.sep) or os.path.basename(path) == "_last_checkpoint"
+    return "" if is_other else path
 
 
 def _delta(definition: PipelineDefinition, sink: DeltaSink) -> Seen:
     if sink.mode != "append":
         return Seen(unseen=MERGED)
-    if "://" in sink.path.removeprefix("file://"):
+    root = place_of(definition, sink.path)
+    if "://" in root:
         return Seen(unseen="its files are not on a file system of this machine")
-    root = resolve_path(definition, sink.path.removeprefix("file://").removeprefix("file:"))
-    marks = {}
-    removals = 0
-    for path, stat in _files(root):
-        if path.startswith("_hf" + os.sep) or os.path.basename(path) == "_last_checkpoint":
-            continue  # the ledger has its own proof, and the pointer to the newest checkpoint moves
-        marks[path] = _digest([_mark(path, stat)])
-        if path.startswith(DELTA_LOG + os.sep) and path.endswith(".json"):
-            removals += _removals(os.path.join(root, path))
-    marks["removals"] = str(removals)
-    return Seen(marks)
+    marks = _marks(root, _data_or_version)
+    versions = [path for path in marks if path.startswith(DELTA_LOG + os.sep) and path.endswith(".json")]
+    return Seen({**marks, "removals": str(sum(_removals(os.path.join(root, path)) for path in versions))})
 
 
 def _removals(path: str) -> int:
@@ -227,31 +229,29 @@ def _counts_below(connection: Any, sink: PostgresSink, proven: Mapping[Place, in
     """
     from psycopg import sql
 
-    found = {(place.topic, place.partition): "0" for place in proven}
-    if not found:
+    places = sorted(proven)
+    if not places:
         return {}
     statement = sql.SQL(
         "SELECT p.topic, p.number, count(*) || ' by ' || sum(t.xmin::text::bigint) "
         "FROM unnest(%s::text[], %s::int[], %s::bigint[]) AS p(topic, number, below) "
         "JOIN {} AS t ON t._hf_topic = p.topic AND t._hf_partition = p.number AND t._hf_offset < p.below GROUP BY 1, 2"
     ).format(sql.Identifier(sink.schema_name, sink.table))
-    places = sorted(proven)
-    parameters = (
-        [place.topic for place in places],
-        [place.partition for place in places],
-        [proven[place] for place in places],
-    )
-    for topic, number, written in connection.execute(statement, parameters):
-        found[topic, number] = written
-    return {_below(place, proven[place]): found[place.topic, place.partition] for place in places}
-
-
-def _below(place: Place, offset: int) -> str:
-    return f"{BELOW}{place.topic}-{place.partition}@{offset}"
+    parameters = [
+        [each.topic for each in places],
+        [each.partition for each in places],
+        [*map(proven.get, places)],
+    ]
+    found = {(topic, number): written for topic, number, written in connection.execute(statement, parameters)}
+    return {
+        f"{BELOW}{topic}-{number}@{proven[place]}": found.get((topic, number), "0")
+        for place in places
+        for topic, _, number in [place]
+    }
 
 
 def _kafka(sink: KafkaSink, settings: Mapping[str, str]) -> Seen:
-    with Cluster(sink_settings(sink, settings)) as cluster:
+    with Cluster(own_settings(settings, sink.bootstrap, sink.settings)) as cluster:
         try:
             topic = cluster.topics([sink.topic])[sink.topic]
         except TopicMissing:
@@ -259,11 +259,9 @@ def _kafka(sink: KafkaSink, settings: Mapping[str, str]) -> Seen:
         places = [TopicPartition(sink.topic, number) for number in topic.partitions]
         starts = cluster.offsets(places, "earliest")
         ends = cluster.offsets(places, "last-stable")
-    marks: dict[str, Any] = {"topic": str(topic.topic_id)}
-    for each in places:
-        marks[f"start of {each.partition}"] = str(starts[each].offset)
-        marks[f"{END_OF}{each.partition}"] = f"{GROWS}{ends[each].offset}"
-    return Seen(marks)
+    begins = {f"start of {each.partition}": str(starts[each].offset) for each in places}
+    stands = {f"{END_OF}{each.partition}": f"{GROWS}{ends[each].offset}" for each in places}
+    return Seen({"topic": str(topic.topic_id), **begins, **stands})
 
 
 def topic_ends(seen: Seen) -> dict[int, int]:
@@ -273,16 +271,6 @@ def topic_ends(seen: Seen) -> dict[int, int]:
         for name, mark in seen.marks.items()
         if name.startswith(END_OF) and mark.startswith(GROWS)
     }
-
-
-def sink_settings(sink: KafkaSink, settings: Mapping[str, str]) -> dict[str, str]:
-    """Of the cluster that a topic is in: its own, or the source's."""
-    from holdfast.client.settings import shared_settings
-
-    if sink.bootstrap is not None:
-        return {**sink.settings, "bootstrap.servers": sink.bootstrap}
-    shared = {name: str(value) for name, value in shared_settings(settings).items()}
-    return {**shared, **sink.settings}
 
 
 # ---------------------------------------------------------------------------- proven
@@ -339,7 +327,6 @@ class Proven(Document):
     """Looked at since the last full audit began, that one included."""
     fates: Mapping[str, int] = field(default_factory=dict)
     at_ms: int = 0
-    full_at_ms: int = 0
     runs_since_full: int = 0
     checkpoints: tuple[Checkpoint, ...] = ()
     """Ascending; the last is where the positions are."""
@@ -361,7 +348,7 @@ def advanced(before: Proven | None, report: Report, marks: Marks, certificate: s
     fates = {
         str(fate): report.total(fate) for fate in Fate if fate is not Fate.PENDING and report.total(fate)
     }
-    before = before or Proven(report.subject, full_at_ms=report.started_ms, runs_since_full=-1)
+    before = before or Proven(report.subject, runs_since_full=-1)
     return replace(
         before,
         fingerprint=report.fingerprint,
@@ -393,14 +380,11 @@ def spread(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 def first_changed(before: Mapping[str, str], now: Mapping[str, str]) -> int:
     """Of a sink of batches in directories: the lowest entry whose batch is not as it was. -1: it is none such."""
     changed = set(changes(before, now))
-    numbers = {name: int(found[1]) for name in before if (found := BATCH.fullmatch(name))}
-    if len(numbers) < len(before):
-        return -1
     first = 0
-    for name in sorted(numbers, key=lambda name: numbers[name]):
+    for name in sorted(before) if all(map(BATCH.fullmatch, before)) else ():
         if name in changed:
             return first
-        first = numbers[name] + 1
+        first = int(name.removeprefix("batch=")) + 1
     return -1
 
 
@@ -436,12 +420,12 @@ class Handed:
         self._held = {name: data for name, data in self._held.items() if name in digests}
         if self._path is None:
             return
-        directory, name = os.path.split(self._path)
-        for each in os.listdir(directory):
-            found = CARRIED.fullmatch(each.removeprefix(f"{name}.")) if each.startswith(f"{name}.") else None
+        mine = f"{self._path}."
+        for path in glob.glob(f"{glob.escape(self._path)}.*.carried"):
+            found = CARRIED.fullmatch(path.removeprefix(mine))
             if found and found[1] not in digests:
                 with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(directory, each))
+                    os.unlink(path)
 
     def _file(self, digest: str) -> str:
         return f"{self._path}.{digest}.carried"

@@ -75,48 +75,40 @@ def decide_scope(
     starts_at_log_start: bool = True,
 ) -> PipelineScope:
     """Put the ledgers and the logs together. `given` is where the caller begins, `since` up to where all is proven."""
-    scope = PipelineScope()
-    scope.begins = given_text or "where the pipeline began"
-    if since is not None:
-        scope.begins = "what was proven before"
+    begins = "where the pipeline began" if since is None else "what was proven before"
+    scope = PipelineScope(begins=given_text if given_text and since is None else begins)
     places = sorted({place for chain in chains.values() for place in chain.positions})
     now = {(place.topic, place.partition): place for place in logs}
     for place in places:
         if place not in logs:
             scope.unproven.append(_gone(place, now.get((place.topic, place.partition))))
             continue
-        _decide(scope, place, chains, logs[place], starts_at_log_start)
-        start, end = scope.spans[place]
+        log = logs[place]
+        start, end = _decide(scope, place, chains, log, starts_at_log_start)
         if given is not None:
-            start = max(start, given(place), logs[place].start)
+            start = max(start, given(place), log.start)
         if since is not None:
             start = max(start, since.get(place, start))
         start = min(start, end)
         scope.spans[place] = (start, end)
-        scope.pending[place] = max(0, logs[place].end - end)
-        gone = min(max(0, logs[place].start - start), end - start)
+        scope.pending[place] = max(0, log.end - end)
+        gone = min(max(0, log.start - start), end - start)
         if gone:
             scope.expired[place] = gone
-            scope.unproven.append(_expired(place, start, start + gone))
+            why = "they have expired: retention has removed them from the source; --from earliest audits what is left"
+            scope.unproven.append(_offsets(place, start, start + gone, why))
         for name, chain in chains.items():
             own = chain.starts.get(place, end)
-            if place not in chain.unsure and own > start:
-                scope.sink_starts.setdefault(name, {})[place] = own
-                begins = f"sink {name!r} begins at {own} of {place.topic}-{place.partition}"
-                if chain.begins_anew and own > chain.added_at.get(place, start):
-                    why = (
-                        f"it was reset, or lost, and that was meant: {begins}; --from audits what came since"
-                    )
-                    scope.unproven.append(gap(f"what sink {name!r} had before", why))
-                else:
-                    scope.notes.append(f"{begins}: it was added later")
-    _note_unread(scope, places, logs)
-    return scope
-
-
-def _note_unread(scope: PipelineScope, known: list[Place], logs: Mapping[Place, LogEnds]) -> None:
-    """Partitions that no ledger names yet: all they hold is pending."""
-    named = {(place.topic, place.partition) for place in known}
+            if place in chain.unsure or own <= start:
+                continue
+            scope.sink_starts.setdefault(name, {})[place] = own
+            begins = f"sink {name!r} begins at {own} of {place.topic}-{place.partition}"
+            if chain.begins_anew and own > chain.added_at.get(place, start):
+                why = f"it was reset, or lost, and that was meant: {begins}; --from audits what came since"
+                scope.unproven.append(gap(f"what sink {name!r} had before", why))
+            else:
+                scope.notes.append(f"{begins}: it was added later")
+    named = {(place.topic, place.partition) for place in places}
     for place, log in sorted(logs.items()):
         if (place.topic, place.partition) in named:
             continue
@@ -125,40 +117,29 @@ def _note_unread(scope: PipelineScope, known: list[Place], logs: Mapping[Place, 
             scope.notes.append(
                 f"{place.topic}-{place.partition} is new: the pipeline has taken nothing of it yet"
             )
+    return scope
 
 
 def _decide(
-    scope: PipelineScope,
-    place: Place,
-    chains: Mapping[str, Chain],
-    log: LogEnds,
-    starts_at_log_start: bool,
-) -> None:
-    sure = [
-        chain.starts[place]
-        for chain in chains.values()
-        if place in chain.starts and place not in chain.unsure
-    ]
-    kept = [chain.starts[place] for chain in chains.values() if place in chain.starts]
+    scope: PipelineScope, place: Place, chains: Mapping[str, Chain], log: LogEnds, starts_at_log_start: bool
+) -> Span:
+    """From where the pipeline began there to where every sink has come."""
+    kept = {name: chain.starts[place] for name, chain in chains.items() if place in chain.starts}
+    sure = [start for name, start in kept.items() if place not in chains[name].unsure]
     if sure:
         began = min(sure)
     else:
-        began = min(log.start, *kept) if starts_at_log_start else min(kept)
-        scope.unproven.append(
-            Unproven(
-                f"where the pipeline began in {place.topic}-{place.partition}",
-                f"no ledger keeps its first entry; the audit begins at {began}",
-            )
-        )
-    ends = [
-        chain.positions.at[place].offset if place in chain.positions.at else began
-        for chain in chains.values()
-    ]
-    end = max(began, min(ends))
+        began = min([log.start] * starts_at_log_start + [*kept.values()])
+        what = f"where the pipeline began in {place.topic}-{place.partition}"
+        why = f"no ledger keeps its first entry; the audit begins at {began}"
+        scope.unproven.append(Unproven(what, why))
+    stands = [chain.positions.at.get(place) for chain in chains.values()]
+    end = max(began, min(began if each is None else each.offset for each in stands))
+    cut = max(began, log.end)
     if end > log.end:
-        scope.unproven.append(_cut(place, max(began, log.end), end))
-        end = max(began, log.end)
-    scope.spans[place] = (began, end)
+        why = f"the sinks have taken them, and the log ends at {cut}: an election has cut it, and the source has lost "
+        scope.unproven.append(_offsets(place, cut, end, f"{why}records"))
+    return began, min(end, cut)
 
 
 def _gone(place: Place, now: Place | None) -> Unproven:
@@ -172,16 +153,5 @@ def _gone(place: Place, now: Place | None) -> Unproven:
     )
 
 
-def _cut(place: Place, start: int, end: int) -> Unproven:
-    return gap(
-        f"{end - start:,} offsets of {place.topic}-{place.partition} ({start}-{end - 1})",
-        f"the sinks have taken them, and the log ends at {start}: an election has cut it, and the source has lost "
-        "records",
-    )
-
-
-def _expired(place: Place, start: int, end: int) -> Unproven:
-    return gap(
-        f"{end - start:,} offsets of {place.topic}-{place.partition} ({start}-{end - 1})",
-        "they have expired: retention has removed them from the source; --from earliest audits what is left",
-    )
+def _offsets(place: Place, start: int, end: int, why: str) -> Unproven:
+    return gap(f"{end - start:,} offsets of {place.topic}-{place.partition} ({start}-{end - 1})", why)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from holdfast.audit.scope import PipelineScope
 from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.audit.source import LogEnds, PartitionWalk, SourceWalk
 from holdfast.pipeline.aside import LATE_FOR
-from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, Step, Window
+from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.definition.streams import merged
 from holdfast.pipeline.ledger import Entry
@@ -70,19 +71,18 @@ class DecodingWatch:
             self._failed[place][at[errors.is_valid().to_numpy(zero_copy_only=False)]] = True
 
     def examine(
-        self, dead: Holding, unparsed: Holding, others: Sequence[Holding], parts: Iterable[PartitionWalk]
+        self, dead: Holding, unparsed: Holding, others: Books, parts: Iterable[PartitionWalk]
     ) -> Iterator[Finding]:
         """`unparsed` are the dead letters that say they could not be decoded; `others` everything that has rows."""
         for part in parts:
             judged = self._judged[part.place] & part.records
             failed, sent = self._failed[part.place], unparsed.counts[part.place] > 0
-            elsewhere = np.zeros_like(failed)
-            for holding in others:
-                elsewhere |= holding.counts[part.place] > 0
             can_be = "there because they could not be decoded, and they can be"
             yield from marked(Fate.ALTERED, dead.name, part, judged & sent & ~failed, can_be)
-            stayed = "they cannot be decoded, and did not leave for that"
-            yield from marked(Fate.ALTERED, "", part, judged & failed & ~sent & elsewhere, stayed)
+            stayed = judged & failed & ~sent & others.held(part.place)
+            yield from marked(
+                Fate.ALTERED, "", part, stayed, "they cannot be decoded, and did not leave for that"
+            )
 
 
 # ---------------------------------------------------------------------------- sink judging
@@ -104,11 +104,11 @@ class SinkRows:
 
     def of(self, reader: SinkReader) -> Holding:
         if reader.name not in self.holdings:
-            is_main = reader.kind != "dead_letter"
-            holding = Holding(reader.name, self.spans, numbers_rows=self.numbers_rows and is_main)
+            is_letters = reader.kind == "dead_letter"
+            holding = Holding(reader.name, self.spans, numbers_rows=self.numbers_rows and not is_letters)
             turn = self.turns.get(reader.name)
             rows = _behind(reader.rows(SinkScope(self.spans, turn)), reader.takes, turn)
-            if self.numbers_rows and not is_main:  # a topic's do not say which row they are: nobody's count
+            if self.numbers_rows and is_letters:  # a topic's do not say which row they are: nobody's count
                 rows = (replace(each, indexes=np.zeros_like(each.indexes)) for each in rows)
             holding.add(rows)
             for each in reader.erased:
@@ -121,12 +121,14 @@ class SinkRows:
         if reader.name in windows:
             return windows[reader.name]
         holding = self.of(reader)
-        counted = sum(int(counts.sum(dtype=np.int64)) for counts in holding.counts.values())
-        counted -= sum(int(counts.sum(dtype=np.int64)) for counts in holding.erased.values())
-        made = [
-            each for (topic, _), parts in holding.unknown.items() if topic == reader.takes for each in parts
-        ]
-        return counted or max(0, sum(map(len, made)) - holding.rows_erased)
+        counted = total(holding.counts) - total(holding.erased)
+        made = sum(
+            len(each)
+            for (topic, _), parts in holding.unknown.items()
+            for each in parts
+            if topic == reader.takes
+        )
+        return counted or max(0, made - holding.rows_erased)
 
 
 def _behind(batches: Iterable[LineageBatch], step: str, turn: int | None) -> Iterator[LineageBatch]:
@@ -139,19 +141,15 @@ def _behind(batches: Iterable[LineageBatch], step: str, turn: int | None) -> Ite
             yield replace(batch, offsets=batch.offsets[chosen], indexes=batch.indexes[chosen])
 
 
-def is_upsert(definition: PipelineDefinition, name: str) -> bool:
-    """Whether a sink keeps one row for each key."""
-    sink = next((each for each in definition.sinks if each.name == name), None)
-    return merged(sink) is not None
+def upserts(definition: PipelineDefinition) -> set[str]:
+    """The sinks that keep one row for each key."""
+    return {sink.name for sink in definition.sinks if merged(sink) is not None}
 
 
 def main_sinks(definition: PipelineDefinition, readers: Mapping[str, SinkReader]) -> dict[str, SinkReader]:
     """Those that keep every row of the end of the steps."""
-    return {
-        name: reader
-        for name, reader in readers.items()
-        if reader.kind != "dead_letter" and not reader.takes and not is_upsert(definition, name)
-    }
+    apart = {DEAD_LETTER_NAME, *upserts(definition)}
+    return {name: each for name, each in readers.items() if not each.takes and name not in apart}
 
 
 @dataclass
@@ -163,25 +161,24 @@ class SinkJudge:
     logs: Mapping[Place, LogEnds]
     readers: Mapping[str, SinkReader]
     """Those that have a ledger."""
-    entries: Mapping[str, Sequence[Entry]]
+    batches: list[Entry]
+    """Entries that say what became of the scope, each offset in one."""
     left: Left
     rows: SinkRows
     walked: SourceWalk
-    examined: Examined = field(init=False, default_factory=Examined)
     judgements: dict[str, list[Judgement]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.routes = self.left.routes
         self.parts = list(self.walked.partitions.values())
-        self.batches = ledgers.cover(self.entries, self.scope.spans)
-        """Entries that say what became of the scope, each offset in one."""
         self.mains = main_sinks(self.definition, self.readers)
+        self.upserts = upserts(self.definition)
 
     def judge(self) -> Examined:
-        self._settle_unrecorded()
-        self.examined += Examined.of(self._judge()) + Examined.of(self._sides())
-        self._ledgers()
-        return self.examined
+        self._settle(self.left, list(self.mains.values()))
+        for name, own in self.left.own.items():
+            self._settle(own, [self.readers[name]])
+        return Examined.of((*self._judge(), *self._sides())) + self._ledgers()
 
     def _judge(self) -> Iterator[Said]:
         self.judgements[""] = [judge_routes(list(self.routes.values()), part) for part in self.parts]
@@ -204,11 +201,10 @@ class SinkJudge:
 
     def _one_row_a_key(self) -> Iterator[Finding]:
         """Tables with one row for each key lack rows by design: `stateful` tells which. The others are judged."""
-        for name, reader in self.readers.items():
-            if not reader.takes and is_upsert(self.definition, name):
-                for part in self.parts:
-                    judged = judge(self.rows.of(reader), list(self.routes.values()), part)
-                    yield from (each for each in judged.findings if each.fate is not Fate.LOST)
+        tables = [each for name, each in self.readers.items() if name in self.upserts and not each.takes]
+        for reader, part in product(tables, self.parts):
+            judged = judge(self.rows.of(reader), list(self.routes.values()), part)
+            yield from (each for each in judged.findings if each.fate is not Fate.LOST)
 
     def _blame_routes(self) -> Iterator[Finding]:
         """Records in no sink that had left by a route, as far as the ledgers tell: the route has lost them."""
@@ -234,7 +230,7 @@ class SinkJudge:
     @property
     def has_forgotten_dead_letters(self) -> bool:
         dead = self.readers.get(DEAD_LETTER_NAME)
-        return dead is None or bool(_gone(dead))
+        return dead is None or bool(dead.gone_offsets)
 
     def _known(self) -> list[Fate]:
         """The routes that could be read whole."""
@@ -246,48 +242,49 @@ class SinkJudge:
     def _excuse(self, reader: SinkReader, judgements: list[Judgement]) -> Iterator[Said]:
         """Where a topic has dropped, compacted or not decided as many rows as are missing, they may be among those."""
         missing = sum(int(each.lost.sum()) for each in judgements)
-        both = [reader, *(each for name, each in self.readers.items() if name == DEAD_LETTER_NAME)]
-        gone = {each.name: count for each in both if (count := _gone(each))}
-        undecided = {each.name: count for each in both if (count := _undecided(each))}
-        if not 0 < missing <= sum(gone.values()) + sum(undecided.values()):
+        dead = self.readers.get(DEAD_LETTER_NAME)
+        both = [reader, *([] if dead is None else [dead])]
+        if not 0 < missing <= sum(each.gone_offsets + each.undecided_offsets for each in both):
             return
-        for each in judgements:
-            each.excuse()
         whys = [
-            f"{name} has lost {count:,} offsets to retention or compaction" for name, count in gone.items()
+            f"{each.name} has lost {each.gone_offsets:,} offsets to retention or compaction"
+            for each in both
+            if each.gone_offsets
         ]
         whys += [
-            f"{name} holds {count:,} offsets behind a transaction that is still open"
-            for name, count in undecided.items()
+            f"{each.name} holds {each.undecided_offsets:,} offsets behind a transaction that is still open"
+            for each in both
+            if each.undecided_offsets
         ]
+        for judgement in judgements:
+            judgement.excuse()
         yield gap(f"whether {missing:,} records were in {reader.name!r}", " and ".join(whys))
 
     def _sides(self) -> Iterator[Said]:
         """Sinks of streams beside the chain; windows belong to the stateful steps."""
-        steps = {step.name: step for step in self.definition.steps}
         for name, reader in self.readers.items():
             side = side_stream(self.definition, reader.takes)
-            if side is not None and not self.left.unrecorded and not is_upsert(self.definition, name):
-                holding = self.rows.of(reader)
+            if name in self.upserts:
+                continue
+            if side is not None and not self.left.unrecorded:
                 starts = self.scope.sink_starts.get(name, {})
                 expected = self.left.of(side.route, side.step)
-                yield from check_side(holding, expected, self.parts, starts)
+                yield from check_side(self.rows.of(reader), expected, self.parts, starts)
                 yield from self._strays(reader)
-            elif self._is_counted(steps.get(reader.takes), name) and not is_upsert(self.definition, name):
-                yield from check_turns(reader, self.entries[name], self.rows.turns.get(name))
+            elif self._is_counted(reader):
+                yield from check_turns(reader, reader.entries(), self.rows.turns.get(name))
 
-    def _is_counted(self, step: Step | None, name: str) -> bool:
+    def _is_counted(self, reader: SinkReader) -> bool:
         """Whether rows that a step made can only be counted."""
-        sink = next((each for each in self.definition.sinks if each.name == name), None)
-        return isinstance(step, Keyed | Join) or (
-            isinstance(step, Window) and sink is not None and hides_rows(sink)
-        )
+        step = next((each for each in self.definition.steps if each.name == reader.takes), None)
+        hidden = {sink.name for sink in self.definition.sinks if hides_rows(sink)}
+        return isinstance(step, Keyed | Join) or (isinstance(step, Window) and reader.name in hidden)
 
     def lineage(self) -> Iterator[ColumnCoverage]:
         """Places that were held against the log; of rows that a step made, and of upserts, their own checks speak."""
         taps = {step.name for step in self.definition.steps if isinstance(step, Window | Keyed | Join)}
         for name, reader in self.readers.items():
-            if reader.takes not in taps and not is_upsert(self.definition, name):
+            if reader.takes not in taps and name not in self.upserts:
                 yield ColumnCoverage(name, LINEAGE, recomputed=self.rows.inside(reader, {}))
 
     def _strays(self, reader: SinkReader) -> list[Finding]:
@@ -297,53 +294,51 @@ class SinkJudge:
         unread = {(place.topic, place.partition) for place in positions if place not in ends}
         return strays(self.rows.of(reader), positions, ends, is_exact=reader.is_exact, unread=unread)
 
-    def _settle_unrecorded(self) -> None:
-        """Records in no sink, of batches whose record of what left is not there: taken for it where the number fits."""
-        self._settle(self.left, list(self.mains.values()))
-        for name, own in self.left.own.items():
-            self._settle(own, [self.readers[name]])
-
     def _settle(self, left: Left, mains: Sequence[SinkReader]) -> None:
-        holdings = [self.rows.of(reader) for reader in mains]
+        """Records in no sink, of batches whose record of what left is not there: taken for it where the number fits."""
+        books = Books(self.walked, left.routes, {each.name: self.rows.of(each) for each in mains}, {})
         for entry in left.unrecorded if mains else ():
             if not ledgers.is_whole(entry, self.scope.spans):
                 continue
-            nowhere = {
-                place: _nowhere(place, span.start, span.end, [*holdings, *left.routes.values()], self.walked)
-                for place, span in entry.range.spans.items()
-            }
+            nowhere: dict[Place, npt.NDArray[np.int64]] = {}
+            for place, span in entry.range.spans.items():
+                part = self.walked.partitions[place]
+                chosen = slice(span.start - part.start, span.end - part.start)
+                missing = part.records[chosen] & ~books.held(place, chosen)
+                nowhere[place] = np.flatnonzero(missing) + chosen.start
             expected = entry.routes.total - entry.routes.main - sum(entry.routes.dead_letter.values())
             if sum(map(len, nowhere.values())) == expected:
-                for place, offsets in nowhere.items():
-                    start = self.scope.spans[place][0]
-                    left.routes[Fate.FILTERED].counts[place][offsets - start] += 1
+                for place, at in nowhere.items():
+                    left.routes[Fate.FILTERED].counts[place][at] += 1
 
     def doubtful(self) -> dict[Place, npt.NDArray[np.bool_]]:
         """The offsets about which something was found, or cannot be."""
         found = {part.place: np.zeros(len(part.codes), np.bool_) for part in self.parts}
         for judgements in self.judgements.values():
             for part, each in zip(self.parts, judgements, strict=True):
-                found[part.place] |= each.lost | each.twice
-                if each.unknown is not None:
-                    found[part.place] |= each.unknown
+                found[part.place] |= (
+                    each.lost | each.twice | (False if each.unknown is None else each.unknown)
+                )
         return found
 
-    def _ledgers(self) -> None:
+    def _ledgers(self) -> Examined:
         mains = {name: self.rows.of(reader) for name, reader in self.mains.items()}
         books = Books(self.walked, self.routes, mains, self.doubtful())
-        self.examined += check_intake(self.batches, books)
-        books.mains = {name: each for name, each in mains.items() if not _gone(self.readers[name])}
-        self.examined += check_routes(self.batches, books, self._known())
+        found = check_intake(self.batches, books)
+        books.mains = {name: each for name, each in mains.items() if not self.readers[name].gone_offsets}
+        found += check_routes(self.batches, books, self._known())
         for name in books.mains:
-            self.examined += check_rows(name, self.entries[name], books)
+            found += check_rows(name, self.readers[name].entries(), books)
+        return found
 
     def decodings(self, watch: DecodingWatch) -> Examined:
         """Whether what could not be decoded is where it belongs."""
         if self.left.unparsed is None:
             return Examined()
-        routes = [holding for fate, holding in self.routes.items() if fate is not Fate.DEAD_LETTER]
-        others = [*routes, *(self.rows.of(reader) for reader in self.mains.values())]
         dead = self.routes[Fate.DEAD_LETTER]
+        routes = {fate: each for fate, each in self.routes.items() if each is not dead}
+        mains = {name: self.rows.of(reader) for name, reader in self.mains.items()}
+        others = Books(self.walked, routes, mains, {})
         return Examined.of(watch.examine(dead, self.left.unparsed, others, self.parts))
 
     # -------------------------------------------------------------------- what became of every record
@@ -375,14 +370,9 @@ class SinkJudge:
         return found
 
 
-def _undecided(reader: SinkReader) -> int:
-    """Offsets at a topic's ends that nobody can read yet; other sinks have none."""
-    return int(getattr(reader, "undecided_offsets", 0))
-
-
-def _gone(reader: SinkReader) -> int:
-    """Offsets that a topic has dropped or compacted away; other sinks forget nothing."""
-    return int(getattr(reader, "gone_offsets", 0))
+def total(counts: Mapping[Place, npt.NDArray[np.uint16]]) -> int:
+    """Of all partitions."""
+    return sum(int(each.sum(dtype=np.int64)) for each in counts.values())
 
 
 def _mark(fates: npt.NDArray[np.uint8], start: int, offsets: Any, fate: Fate, instead_of: Fate) -> None:
@@ -396,23 +386,8 @@ def _mark(fates: npt.NDArray[np.uint8], start: int, offsets: Any, fate: Fate, in
 
 def _mark_erased(fates: npt.NDArray[np.uint8], part: PartitionWalk, mains: Sequence[Holding]) -> None:
     """Records of which no sink has a row any more, and some had one that was erased."""
-    gone = np.zeros(len(fates), np.bool_)
-    left = np.zeros(len(fates), np.bool_)
-    for holding in mains:
-        erased = holding.erased.get(part.place)
-        there = holding.counts[part.place]
-        gone |= False if erased is None else erased > 0
-        left |= there > (0 if erased is None else erased)
+    nothing = np.zeros(len(fates), np.uint16)
+    erased = [(each.counts[part.place], each.erased.get(part.place, nothing)) for each in mains]
+    gone = np.logical_or.reduce([taken > 0 for _, taken in erased])
+    left = np.logical_or.reduce([there > taken for there, taken in erased])
     _mark(fates, part.start, np.flatnonzero(gone & ~left) + part.start, Fate.ERASED, Fate.OUTPUT)
-
-
-def _nowhere(
-    place: Place, start: int, end: int, holdings: Sequence[Holding], walked: SourceWalk
-) -> npt.NDArray[np.int64]:
-    """Records between two offsets that none of these has."""
-    part = walked.partitions[place]
-    chosen = slice(start - part.start, end - part.start)
-    missing = part.records[chosen]
-    for holding in holdings:
-        missing = missing & (holding.counts[place][chosen] == 0)
-    return np.flatnonzero(missing).astype(np.int64) + start

@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 
 COMPACTED, RECORD, CONTROL, ABORTED, EXPIRED = range(5)
 """The bytes. An offset that nothing is said about is in no batch."""
-KINDS: Final = {
-    COMPACTED: Kind.COMPACTED,
-    RECORD: Kind.RECORD,
-    CONTROL: Kind.CONTROL,
-    ABORTED: Kind.ABORTED,
-    EXPIRED: Kind.EXPIRED,
-}
+KINDS: Final = dict(enumerate((Kind.COMPACTED, Kind.RECORD, Kind.CONTROL, Kind.ABORTED, Kind.EXPIRED)))
 CODES: Final = {str(kind): code for code, kind in KINDS.items()}
 TICK_MS: Final = 100
 """Times are kept in these: 32 bits of them reach thirteen years."""
@@ -183,10 +177,10 @@ class _Walker:
             except OffsetGone as gone:
                 self._note(reports)
                 left = self._behind_expired(left, reached, gone)
-                continue
-            self._note(reports)
-            self._check(reports)
-            return
+            else:
+                self._note(reports)
+                self._check(reports)
+                return
         raise AuditError(
             "the source's retention is faster than the audit reads: raise retention, and audit again"
         )
@@ -238,30 +232,23 @@ class _Walker:
                 )
 
     def _behind_expired(
-        self, left: Mapping[Place, Span], reached: Mapping[Place, int], gone: OffsetGone
+        self, left: Mapping[Place, Span], reached: dict[Place, int], gone: OffsetGone
     ) -> dict[Place, Span]:
         """What is still to be read, after retention has taken some of it."""
-        starts = {
-            place: ends.start for place, ends in look(self.cluster, {each.topic for each in left}).items()
+        logs = look(self.cluster, {each.topic for each in left})
+        moved = {
+            place: logs[place].start for place in left if place in logs and logs[place].start > reached[place]
         }
-        rest: dict[Place, Span] = {}
-        moved = False
-        for place, (_, end) in left.items():
-            start = reached[place]
-            log_start = starts.get(place, start)
-            if log_start > start:
-                moved = True
-                part = self.found.partitions[place]
-                behind = min(log_start, end)
-                part.codes[start - part.start : behind - part.start] = EXPIRED
-                lost = self.found.expired_on_the_way
-                lost[place] = lost.get(place, 0) + behind - start
-                start = behind
-            if start < end:
-                rest[place] = (start, end)
         if not moved:
             raise gone
-        return rest
+        for place, log_start in moved.items():
+            part, start = self.found.partitions[place], reached[place]
+            behind = min(log_start, left[place][1])
+            part.codes[start - part.start : behind - part.start] = EXPIRED
+            lost = self.found.expired_on_the_way
+            lost[place] = lost.get(place, 0) + behind - start
+            reached[place] = behind
+        return {place: (reached[place], end) for place, (_, end) in left.items() if reached[place] < end}
 
 
 def keys_at(cluster: Cluster, place: Place, offsets: Iterable[int]) -> list[str]:

@@ -30,7 +30,7 @@ from holdfast.audit.compare import finding
 from holdfast.audit.ledgers import heads_path
 from holdfast.audit.lineage import LineageBatch, Offsets, as_ranges
 from holdfast.audit.model import AuditError, Fate, Finding, Range, Unproven, gap
-from holdfast.audit.sinks.base import ContentBatch, ErasedRows, SinkReader, SinkScope
+from holdfast.audit.sinks.base import EVERYTHING, ContentBatch, ErasedRows, SinkReader, SinkScope
 from holdfast.audit.sinks.kafka import DeadLetters
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import PipelineDefinition
@@ -249,7 +249,7 @@ def check(
     counting = (
         _Kept(reader, entries[-1], content) if reader.keeps_digests else _Summed(reader, entries, known)
     )
-    hasher, scope = RowHasher(keeper.key), None
+    hasher, scope = RowHasher(keeper.key), EVERYTHING
     if known >= 0:
         ends = {place: (at.offset, at.offset) for place, at in entries[known].positions.at.items()}
         scope = SinkScope(ends, turn)

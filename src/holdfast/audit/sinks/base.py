@@ -14,18 +14,17 @@ Entries of a ledger as an auditor takes them: read with suspicion, and compared 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.audit.lineage import LineageBatch
-from holdfast.audit.model import AuditError, Fate, Finding, Unproven
+from holdfast.audit.model import AuditError, Fate, Finding, Range, Unproven
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.ledger import Entry, Erasure
 from holdfast.pipeline.positions import Place, Positions
-from holdfast.reader import Cluster
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +44,9 @@ class SinkRebuilt(SinkUnreadable):
     """A sink's small batches were merged while it was read; it can be read again."""
 
 
+NOWHERE_YET: Final = Positions({})
+
+
 @dataclass(frozen=True)
 class SinkScope:
     """Which rows a reader must give: by partition, from the start up to and without the end. A reader may give more;
@@ -53,6 +55,9 @@ class SinkScope:
     spans: Mapping[Place, tuple[int, int]]
     turn: int | None = None
     """Of rows that a step made: those of later turns."""
+
+
+EVERYTHING: Final = SinkScope({})
 
 
 class Values(NamedTuple):
@@ -80,37 +85,6 @@ class ContentBatch:
     """The rows are in no ledger of today."""
 
 
-def contents_of(
-    batch: pa.RecordBatch,
-    types: Mapping[str, str],
-    texts: Mapping[str, str | None],
-    is_before_reset: bool,
-    keeps_digests: bool | None,
-) -> Iterator[ContentBatch]:
-    """Of rows with their lineage as a struct; those without one are nobody's."""
-    if LINEAGE not in batch.schema.names:
-        return
-    places = batch.column(LINEAGE)
-    columns = {name: batch.column(name) for name in batch.schema.names if name in types}
-    yield ContentBatch(
-        columns,
-        dict(zip((each.name for each in places.type), places.flatten(), strict=True)),
-        {name: text for name, text in texts.items() if name in types and name not in columns},
-        _digests(batch) if keeps_digests else None,
-        is_before_reset,
-    )
-
-
-def _digests(batch: pa.RecordBatch) -> list[int | None]:
-    """As they stand beside rows in files, 16 bytes each; other bytes are no row's digest."""
-    if CONTENT not in batch.schema.names:
-        return [None] * batch.num_rows
-    kept: list[bytes | None] = batch.column(CONTENT).to_pylist()
-    return [
-        None if each is None else int.from_bytes(each, "little") if len(each) == 16 else -1 for each in kept
-    ]
-
-
 @dataclass(frozen=True)
 class ErasedRows:
     """Rows that an entry of the ledger says were taken out on purpose."""
@@ -125,66 +99,84 @@ class ErasedRows:
         return f"{ERASED}{self.erasure.reason!r} on {moment:%Y-%m-%d} (entry {self.entry.number})"
 
 
-class SinkReader(Protocol):
+class SinkReader(ABC):
     """One sink, as it stood when it was opened."""
 
-    name: str
     kind: str
     """parquet, delta, postgres, kafka, dead_letter."""
-    takes: str
-    """The step whose rows it has; nothing: those at the end of the steps."""
-    is_exact: bool
+    is_exact = True
     """Rows and ledger are of one moment: a row beyond the ledger was not written by the pipeline. Otherwise it may
     have come since, and only rows within the positions are judged."""
-
-    erased: Sequence[ErasedRows]
+    erased: Sequence[ErasedRows] = ()
     """What the audit believes to be erased: none until it has looked at the ledger's chain."""
+    keeps_digests: bool | None = None
+    """Whether each row has its digest beside it, as those of an upsert have where their table has a column for
+    it; nothing: entries have the sums of theirs."""
+    undecided_offsets = 0
+    """At a topic's ends, behind transactions that stayed open: nobody can say yet whether records there count."""
 
-    @property
-    def keeps_digests(self) -> bool | None:
-        """Whether each row has its digest beside it, as those of an upsert have where their table has a column for
-        it; nothing: entries have the sums of theirs."""
+    def __init__(self, pipeline: str, name: str, takes: str) -> None:
+        self.name = name
+        self.pipeline = pipeline
+        self.takes = takes
+        """The step whose rows it has; nothing: those at the end of the steps."""
+        self._entries: list[Entry] = []
+        self._found: list[Finding] = []
+        """While the ledger and the rows were read."""
 
     @property
     def gone_offsets(self) -> int:
         """What it once had and dropped by itself, as far as is known after its rows were read."""
+        return 0
 
     def entries(self) -> Sequence[Entry]:
         """Every entry of the ledger that is kept, ascending. Nothing: the pipeline never wrote here."""
+        return self._entries
 
     def positions(self) -> Positions:
         """Where the newest entry stands; empty without one."""
+        return self._entries[-1].positions if self._entries else NOWHERE_YET
 
+    @abstractmethod
     def columns(self) -> Sequence[str]:
         """What its rows are made of, the lineage as one column `_hf`."""
 
+    @abstractmethod
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         """The lineage of every row, each row once."""
 
-    def values(
-        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
-    ) -> Iterator[Values]:
-        """The rows with these columns; nothing: with all."""
+    def values(self, columns: Sequence[str] | None = None, scope: SinkScope = EVERYTHING) -> Iterator[Values]:
+        """The rows with these columns; nothing: with all. A sink of dead letters has none in this form."""
+        return iter(())
 
-    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
+    @abstractmethod
+    def table_batches(self, columns: Sequence[str], scope: SinkScope = EVERYTHING) -> Iterator[pa.Table]:
         """The rows with their lineage (`_hf_topic`, `_hf_partition`, `_hf_offset`, `_hf_index`) and these columns, as
         they are stored. Of dead letters `reason` (`parse`, or a rule's name) and `error` are columns too."""
 
-    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+    @abstractmethod
+    def contents(self, types: Mapping[str, str], scope: SinkScope = EVERYTHING) -> Iterator[ContentBatch]:
         """Every row with these columns, by the types they have for Spark; a column that is not there is left out. With
         a scope, rows from before it may be left out."""
 
+    @abstractmethod
     def find(self, place: Place, offset: int) -> list[str]:
         """Where the rows made of one record are: file and row, table row, topic record."""
 
+    @abstractmethod
     def problems(self) -> Iterable[Finding]:
         """What is wrong with the sink itself: files truncated, missing, or there and nobody's, holes in a log,
         rows of a file or batch that do not fit the ledger. May be asked for after `rows`."""
 
+    @abstractmethod
     def gaps(self) -> Iterable[Unproven]:
         """What of it cannot be read any more: expired, vacuumed, compacted."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027  files are not held open
+        """Let go of what is held open."""
+
+    def _altered(self, detail: str, place: Place | None = None, ranges: Sequence[Range] = ()) -> None:
+        self._found.append(Finding(Fate.ALTERED, self.name, place, tuple(ranges), detail=detail))
 
 
 def erased_at(erased: Sequence[ErasedRows], place: Place, offset: int) -> list[str]:
@@ -201,9 +193,6 @@ def erased_at(erased: Sequence[ErasedRows], place: Place, offset: int) -> list[s
 
 
 # ---------------------------------------------------------------------------- ledger
-
-
-NOWHERE_YET: Final = Positions({})
 
 
 def read_entry(document: str | bytes | dict[str, Any], pipeline: str, sink: str) -> Entry:
@@ -224,35 +213,37 @@ def read_entry(document: str | bytes | dict[str, Any], pipeline: str, sink: str)
 def _malformed(entry: Entry) -> str:
     """What is not what it has to be; nothing: it is an entry."""
     routes = entry.routes
+    tables = {"dead_letter": routes.dead_letter, "filtered": routes.filtered}
+    texts = {"lookups": entry.lookups, "digests": entry.digests}
+    if isinstance(entry.taps, dict):
+        tables |= entry.taps
+    for name, each in ({"taps": entry.taps} | tables | texts).items():
+        if not isinstance(each, dict):
+            return f"{name} is {each!r}"
     counts = {
         "number": entry.number,
         "rows": entry.rows,
         "batch_time_ms": entry.batch_time_ms,
         **{f"intake {name}": value for name, value in entry.intake.as_json().items() if name != "digest"},
         **{f"routes {name}": getattr(routes, name) for name in ("main", "duplicate", "late")},
+        **{f"{name} {key}": value for name, by in tables.items() for key, value in by.items()},
+        **{f"position of {place}": at.offset for place, at in entry.positions.at.items()},
     }
-    if not isinstance(entry.taps, dict):
-        return f"taps is {entry.taps!r}"
-    for name, by in (("dead_letter", routes.dead_letter), ("filtered", routes.filtered), *entry.taps.items()):
-        if not isinstance(by, dict):
-            return f"{name} is {by!r}"
-        counts |= {f"{name} {key}": value for key, value in by.items()}
     for place, span in entry.range.spans.items():
         counts |= {f"start of {place}": span.start, f"end of {place}": span.end}
         if _is_count(span.start) and _is_count(span.end) and span.start > span.end:
             return f"the range of {place} is {span}"
-    counts |= {f"position of {place}": at.offset for place, at in entry.positions.at.items()}
-    wrong = [f"{name} is {value!r}" for name, value in counts.items() if not _is_count(value)]
     marks = {"watermark_ms": entry.watermark_ms, "state": entry.state, "digest": entry.intake.digest}
-    wrong += [
-        f"{name} is {value!r}"
+    wrong: dict[str, Any] = {name: value for name, value in counts.items() if not _is_count(value)}
+    wrong |= {
+        name: value
         for name, value in marks.items()
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool))
-    ]
-    for name, texts in (("lookups", entry.lookups), ("digests", entry.digests)):
-        if not isinstance(texts, dict) or not all(isinstance(value, str) for value in texts.values()):
-            wrong.append(f"{name} is {texts!r}")
-    return wrong[0] if wrong else ""
+        if isinstance(value, bool) or not isinstance(value, int | None)
+    }
+    wrong |= {
+        name: by for name, by in texts.items() if not all(isinstance(each, str) for each in by.values())
+    }
+    return next((f"{name} is {value!r}" for name, value in wrong.items()), "")
 
 
 def _is_count(value: Any) -> bool:
@@ -261,18 +252,14 @@ def _is_count(value: Any) -> bool:
 
 def hole_findings(sink: str, what: str, before: Entry | None, after: Entry | None) -> list[Finding]:
     """Entries that are missing between two others: by partition the offsets they took."""
-    if before is None and after is None:
+    if before is None or after is None:
+        what += "" if before is after else "; what they took is not known"
         return [Finding(Fate.ALTERED, sink, detail=what)]
-    if after is None or before is None:
-        return [Finding(Fate.ALTERED, sink, detail=f"{what}; what they took is not known")]
-    ends = {place: span.start for place, span in sorted(after.range.spans.items())}
-    ends = {
-        **ends,
-        **{place: at.offset for place, at in sorted(after.positions.at.items()) if place not in ends},
-    }
+    ends = {place: at.offset for place, at in after.positions.at.items()}
+    ends |= {place: span.start for place, span in after.range.spans.items()}
     found = [
         Finding(Fate.ALTERED, sink, place, ((start.offset, end - 1),), detail=what)
-        for place, end in ends.items()
+        for place, end in sorted(ends.items())
         if (start := before.positions.at.get(place)) is not None and start.offset < end
     ]
     return found or [Finding(Fate.ALTERED, sink, detail=f"{what}; they took no offset")]
@@ -293,32 +280,3 @@ def newest_turn(entries: Sequence[Entry]) -> int | None:
     """Of the rows that a step made in these batches; nothing where one does not tell."""
     turns = [entry.state for entry in entries if entry.range]
     return max((turn for turn in turns if turn is not None), default=None) if None not in turns else None
-
-
-def is_below(
-    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], starts: Mapping[tuple[str, int], int]
-) -> bool:
-    """Whether all of a batch lies before where a scope starts, so that its rows need not be read."""
-    return bool(spans) and all(parts[-1][1] <= starts.get(key, -1) for key, parts in spans.items())
-
-
-class Connections:
-    """Connections to one cluster that outlast a reading: the next one takes it, two at once have one each."""
-
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        self._settings = settings
-        self._unused: list[Cluster] = []
-
-    @contextmanager
-    def one(self) -> Iterator[Cluster]:
-        cluster = self._unused.pop() if self._unused else Cluster(self._settings)
-        try:
-            yield cluster
-        except BaseException:  # a reading that is given up may have asked for more
-            cluster.close()
-            raise
-        self._unused.append(cluster)
-
-    def close(self) -> None:
-        for cluster in self._unused:
-            cluster.close()

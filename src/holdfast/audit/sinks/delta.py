@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from contextlib import suppress
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -59,20 +60,20 @@ class DeltaReader(files.FilesReader):
         self._foreign_rows = 0
         self._is_merged = sink.mode != "append"
         """It keeps one row for each key: commits of the pipeline take rows out, too."""
-        schema = json.loads((self.log.state.metadata or {}).get("schemaString") or '{"fields": []}')
-        has_digests = CONTENT in [each["name"] for each in schema["fields"]]
+        self._metadata = self.log.state.metadata or {}
+        self._schema = json.loads(self._metadata.get("schemaString") or "{}")
+        has_digests = CONTENT in [each["name"] for each in self._schema.get("fields", ())]
         self.keeps_digests = has_digests if self._is_merged else None
 
     # -------------------------------------------------------------------- the ledger
 
     @property
     def _entry_directory(self) -> str:
-        return f"{self.path}/_hf/{self._pipeline}--{self.name}"
+        return f"{self.path}/_hf/{self.pipeline}--{self.name}"
 
     def _read_ledger(self) -> list[Entry]:
         entries: list[Entry] = []
-        for version in sorted(self.log.commits):
-            commit = self.log.commits[version]
+        for version, commit in self.log.commits.items():
             number = commit.transactions.get(f"{self._application}/number")
             if number is None:
                 continue
@@ -94,7 +95,7 @@ class DeltaReader(files.FilesReader):
         told = None
         if commit.told is not None:
             try:
-                told = read_entry(commit.told, self._pipeline, self.name)
+                told = read_entry(commit.told, self.pipeline, self.name)
             except ValueError as error:
                 self._altered(f"{where}: {error}")
         entry = told or kept
@@ -105,10 +106,9 @@ class DeltaReader(files.FilesReader):
             self._altered(f"{self._entry_directory}/{name}.json is gone or no entry, and {where} names it")
         elif told is not None and told.as_json() != kept.as_json():
             self._altered(f"{where} says another entry than {self._entry_directory}/{name}.json")
+        said = commit.transactions.get
         positions = {self._position_name(place): at.offset for place, at in entry.positions.at.items()}
-        if entry.number != number or any(
-            commit.transactions.get(each, offset) != offset for each, offset in positions.items()
-        ):
+        if entry.number != number or any(said(each, at) != at for each, at in positions.items()):
             self._altered(f"{where}: its application transactions do not say what its entry says")
         return entry
 
@@ -116,13 +116,9 @@ class DeltaReader(files.FilesReader):
         return f"{self._application}/{place.topic_id}/{place.partition}"
 
     def _kept_entry(self, name: int | None) -> Entry | None:
-        if name is None:
-            return None
         try:
             text = files.text_of(f"{self._entry_directory}/{name}.json")
-            return read_entry(text, self._pipeline, self.name)
-        except PermissionError as error:
-            raise SinkUnreadable(f"sink {self.name!r}: {error.filename} may not be read") from error
+            return read_entry(text, self.pipeline, self.name)
         except (OSError, ValueError):
             return None
 
@@ -147,9 +143,6 @@ class DeltaReader(files.FilesReader):
                 return entries
             entries.insert(0, before[0])
 
-    def entries(self) -> Sequence[Entry]:
-        return self._entries
-
     # -------------------------------------------------------------------- rows
 
     def _added(self) -> Iterator[Add]:
@@ -162,14 +155,14 @@ class DeltaReader(files.FilesReader):
                 self._located(add.path),
                 add.path,
                 self._spans_of(add),
-                partial(self._constants, add),
                 add.values,
+                lambda: self._kinds,
                 self._added_in.get(add.path, self._reset_in) < self._reset_in,
                 self._turn_of(add),
             )
 
     def _located(self, path: str) -> str:
-        return path if "://" in path or path.startswith("/") else f"{self.path}/{path}"
+        return path if "://" in path else os.path.join(self.path, path)
 
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         self._foreign_rows = 0
@@ -190,29 +183,26 @@ class DeltaReader(files.FilesReader):
             )
         self._damaged[file.where] = why
 
-    def _spans_of(self, add: Add) -> dict[tuple[str, int], list[tuple[int, int]]]:
-        """What the commit that added a file took; nothing where several were merged into it."""
+    def _entry_that_added(self, add: Add) -> Entry | None:
+        """Nothing where several files were merged into it."""
         entry = self._by_version.get(self._added_in.get(add.path, -1))
-        is_known = entry is not None and add.is_change and not self._is_tap and not self._is_merged
-        return files.spans_of([entry.range]) if entry is not None and is_known else {}
+        return entry if add.is_change and not self._is_merged else None
+
+    def _spans_of(self, add: Add) -> files.Spans:
+        """What the commit that added a file took."""
+        entry = None if self._is_tap else self._entry_that_added(add)
+        return {} if entry is None else files.spans_of([entry.range])
+
+    def _turn_of(self, add: Add) -> int | None:
+        entry = self._entry_that_added(add) if self._is_tap else None
+        return None if entry is None else newest_turn([entry])
 
     @cached_property
     def _kinds(self) -> dict[str, pa.DataType]:
-        metadata = self.log.state.metadata
-        return {} if metadata is None else files.spark_kinds(json.loads(metadata["schemaString"]))
-
-    def _constants(self, add: Add) -> dict[str, pa.Scalar]:
-        return files.typed_values(add.values, self._kinds)
-
-    # -------------------------------------------------------------------- one row for each key
+        return files.spark_kinds(self._schema)
 
     def columns(self) -> Sequence[str]:
         return [name for name in super().columns() if name != CONTENT]
-
-    def _turn_of(self, add: Add) -> int | None:
-        entry = self._by_version.get(self._added_in.get(add.path, -1))
-        is_known = entry is not None and add.is_change and self._is_tap and not self._is_merged
-        return newest_turn([entry]) if entry is not None and is_known else None
 
     # -------------------------------------------------------------------- what is wrong
 
@@ -224,8 +214,8 @@ class DeltaReader(files.FilesReader):
             self._altered(f"{self.log.directory}: {trouble}")
         if self.log.is_whole or (self._entries and self._entries[0].number == 0):
             self._found += number_holes(self.name, self._entries, f"the commits of {self.path}")
-        for version in sorted(self.log.commits):
-            self._check_commit(self.log.commits[version])
+        for commit in self.log.commits.values():
+            self._check_commit(commit)
         for add in self._added():
             self._check_file(add, self._located(add.path))
 
@@ -246,15 +236,18 @@ class DeltaReader(files.FilesReader):
     def _check_erasure(self, commit: Commit, entry: Entry) -> None:
         """A commit that takes rows out takes as many as its entry says, if the entry is believed."""
         said = [each.erasure.rows for each in self.erased if each.entry.number == entry.number]
-        known = [self._adds.get(path) for path in commit.removes]
+        gone, come = self._rows_moved(commit)
         if not said:
             self._check_removes(commit)
-        elif all(add is not None for add in known):
-            gone = sum(self._rows_of(add) for add in known if add is not None)
-            gone -= sum(self._rows_of(add) for add in commit.adds)
-            if gone != said[0]:
-                what = f"version {commit.version} of {self.path} erases {gone:,} rows, and its entry counts {said[0]:,}"
-                self._altered(what)
+        elif gone is not None and gone - come != said[0]:
+            erases = f"version {commit.version} of {self.path} erases {gone - come:,} rows"
+            self._altered(f"{erases}, and its entry counts {said[0]:,}")
+
+    def _rows_moved(self, commit: Commit) -> tuple[int | None, int]:
+        """How many a commit removes, if all those files are known, and how many it adds."""
+        known = [add for path in commit.removes if (add := self._adds.get(path)) is not None]
+        gone = sum(map(self._rows_of, known)) if len(known) == len(commit.removes) else None
+        return gone, sum(map(self._rows_of, commit.adds))
 
     def _rows_of(self, add: Add) -> int:
         if add.rows is not None:
@@ -268,63 +261,53 @@ class DeltaReader(files.FilesReader):
         what = f"version {commit.version} of {self.path} adds {added:,} rows, and its entry counts {entry.rows:,}"
         spans = files.spans_of([entry.range])
         for path, batches in self._orphans():
-            rows = sum(map(len, batches))
-            if rows <= entry.rows - added and all(
+            is_within = all(
                 (batch.topic, batch.partition) in spans and not len(files.outside(batch, spans))
                 for batch in batches
-            ):
+            )
+            if is_within and sum(map(len, batches)) <= entry.rows - added:
                 self._name_rows(f"{what}: {path} is in no version of the log", batches)
                 return
         if added > entry.rows:
             self._altered(what)
-            return
-        if self.log.checkpoint is not None and commit.version <= self.log.checkpoint:
+        elif commit.version <= self.log.checkpoint:
             self._altered(f"{what}: readers take what it added from checkpoint {self.log.checkpoint}")
-            return
-        left = [self._located(add.path) for add in commit.adds]
-        missing = entry.rows - added
-        self._gone(f"{what}: a file was taken out of the log", {} if self._is_tap else spans, left, missing)
+        else:
+            left = [self._located(add.path) for add in commit.adds]
+            what += ": a file was taken out of the log"
+            self._gone(what, {} if self._is_tap else spans, left, entry.rows - added)
 
     def _orphans(self) -> Iterator[tuple[str, list[LineageBatch]]]:
         """Files in the table's directory that no version names, and their rows."""
         named = self.log.named()
-        orphans = [
-            name for name in files.names_in(self.path) if files.OURS.fullmatch(name) and name not in named
-        ]
-        for name in orphans[:ORPHANS_READ_MAX]:
-            try:
+        ours = [name for name in files.names_in(self.path) if files.OURS.fullmatch(name)]
+        for name in [each for each in ours if each not in named][:ORPHANS_READ_MAX]:
+            with suppress(files.Damaged):
                 yield name, list(files.lineage(f"{self.path}/{name}", name))
-            except files.Damaged:
-                continue
 
     def _name_rows(self, detail: str, batches: Sequence[LineageBatch]) -> None:
         """A finding for each partition that these rows are from."""
         places = {(batch.topic, batch.partition) for batch in batches}
         for topic, partition in sorted(places):
             held = [each.offsets for each in batches if (each.topic, each.partition) == (topic, partition)]
-            self._altered(detail, (topic, partition), as_ranges(np.unique(np.concatenate(held))))
+            self._altered_in(detail, (topic, partition), as_ranges(np.unique(np.concatenate(held))))
 
     def _check_removes(self, commit: Commit) -> None:
         """Files go only when others take their rows, without a change of data."""
         changed = [path for path, is_change in commit.removes.items() if is_change]
         where = f"version {commit.version} of {self.path} ({commit.operation or 'no operation named'})"
         for path in changed:
-            batches: list[LineageBatch] = []
-            try:
-                batches += files.lineage(self._located(path), path)
-            except files.Damaged:
-                batches = []
             what = f"{where} removes {path} as a change of data"
+            batches: list[LineageBatch] = []
+            with suppress(files.Damaged):
+                batches = list(files.lineage(self._located(path), path))
             if batches:
                 self._name_rows(what, batches)
             else:
                 self._altered(what)
-        known = [self._adds.get(path) for path in commit.removes]
-        if not changed and all(add is not None for add in known):
-            gone = sum(self._rows_of(add) for add in known if add is not None)
-            come = sum(self._rows_of(add) for add in commit.adds)
-            if gone != come:
-                self._altered(f"{where} merges {gone:,} rows into {come:,}")
+        gone, come = self._rows_moved(commit)
+        if not changed and gone is not None and gone != come:
+            self._altered(f"{where} merges {gone:,} rows into {come:,}")
 
     def _check_file(self, add: Add, located: str) -> None:
         size = files.size_of(located)
@@ -332,18 +315,19 @@ class DeltaReader(files.FilesReader):
             self._lost(f"{add.path} is in the log and not in {self.path}", add)
             return
         why = self._damaged.get(add.path)
+        rows = self._counts.get(add.path, 0)
         try:
-            rows = self._counts[add.path] if add.path in self._counts else files.count_rows(located)
+            if add.path not in self._counts:
+                rows = files.count_rows(located)
         except files.Damaged as damage:
-            why, rows = str(damage), 0
+            why = str(damage)
         if why is not None:
             self._lost(f"{add.path}: {why}", add)
-        elif add.rows is not None and rows != add.rows:
+        elif add.rows not in (None, rows):
             self._altered(f"{add.path} holds {rows:,} rows, and the log says {add.rows:,}")
         elif size != add.size:
-            self._altered(
-                f"{add.path} has {size:,} bytes, and the log says {add.size:,}: it was written again"
-            )
+            what = f"{add.path} has {size:,} bytes, and the log says {add.size:,}"
+            self._altered(f"{what}: it was written again")
 
     def _lost(self, what: str, add: Add) -> None:
         """A file that cannot be read; the others of its commit tell which offsets it had."""
@@ -356,7 +340,7 @@ class DeltaReader(files.FilesReader):
         if any(add.has_deletions for add in self._added()):
             why = "they are not read here: rows may be counted that readers do not see"
             yield gap(f"rows of {self.name} that deletion vectors hide", why)
-        mapping = dict((self.log.state.metadata or {}).get("configuration") or {})
+        mapping = dict(self._metadata.get("configuration") or {})
         if mapping.get("delta.columnMapping.mode", "none") != "none":
             yield gap(f"columns of {self.name}", "the table maps their names, which is not read here")
         if self._foreign_rows:

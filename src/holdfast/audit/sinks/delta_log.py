@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -78,27 +78,24 @@ class DeltaLog:
         self.directory = f"{table}/_delta_log"
         names = files.names_in(self.directory)
         self.commits: dict[int, Commit] = {}
+        """By version, ascending."""
         self.troubles: list[str] = []
         """Versions and checkpoints that cannot be read, in words."""
-        for name in names:
-            match = VERSION.fullmatch(name)
-            if match is not None:
-                self._read(int(match[1]), name)
+        for match in filter(None, map(VERSION.fullmatch, names)):
+            self._read(int(match[1]), match[0])
         self._checkpoints = _complete(names)
         unknown = [
             name for name in names if OTHER_CHECKPOINT.fullmatch(name) and not CHECKPOINT.fullmatch(name)
         ]
-        self.checkpoint, self.state = self._newest_checkpoint()
-        if self.checkpoint is None and unknown and 0 not in self.commits:
+        self.checkpoint, kept = self._newest_checkpoint()
+        if self.checkpoint < 0 and unknown and 0 not in self.commits:
             raise SinkUnreadable(f"{self.directory}: checkpoints of the form {unknown[0]} are not read here")
-        self.version = max([*self.commits, -1 if self.checkpoint is None else self.checkpoint], default=-1)
+        self.version = max([*self.commits, self.checkpoint])
         if names and not self.exists and not self.troubles:
             raise SinkUnreadable(
                 f"{self.directory} holds no version and no whole checkpoint: {', '.join(names[:5])}"
             )
-        for version in sorted(self.commits):
-            if self.checkpoint is None or version > self.checkpoint:
-                self.state.take(self.commits[version])
+        self.state = self._added_up(kept, range(self.checkpoint + 1, self.version + 1))
 
     @property
     def exists(self) -> bool:
@@ -107,41 +104,39 @@ class DeltaLog:
     @property
     def holes(self) -> list[int]:
         """Versions that have to be there and are not."""
-        if not self.exists:
-            return []
-        known = set(self.commits)
-        first = 0
-        if self.checkpoint is not None:
-            first = min([self.checkpoint + 1, *known])
-        return [version for version in range(first, self.version + 1) if version not in known]
+        first = min([self.checkpoint + 1, *self.commits]) if self.checkpoint >= 0 else 0
+        return [version for version in range(first, self.version + 1) if version not in self.commits]
 
     @property
     def is_whole(self) -> bool:
         """Every version from the first on can be read."""
-        return self.exists and all(version in self.commits for version in range(self.version + 1))
+        return self.exists and self._has_all(self.version)
+
+    def _has_all(self, last: int) -> bool:
+        return all(version in self.commits for version in range(last + 1))
+
+    def _added_up(self, state: State, versions: Iterable[int]) -> State:
+        for version in versions:
+            if version in self.commits:
+                state.take(self.commits[version])
+        return state
 
     def disagreements(self) -> Iterator[str]:
         """Files on which the checkpoint and the versions before it do not agree."""
-        if self.checkpoint is None or any(
-            version not in self.commits for version in range(self.checkpoint + 1)
-        ):
+        if self.checkpoint < 0 or not self._has_all(self.checkpoint):
             return
-        replayed = State()
-        for version in range(self.checkpoint + 1):
-            replayed.take(self.commits[version])
-        kept = self._checkpoint_state(self.checkpoint)
-        for path in sorted(kept.files.keys() - replayed.files.keys()):
+        replayed = self._added_up(State(), range(self.checkpoint + 1)).files.keys()
+        kept = self._checkpoint_state(self.checkpoint).files.keys()
+        for path in sorted(kept - replayed):
             yield f"{path} is in checkpoint {self.checkpoint} and no version up to it adds it"
-        for path in sorted(replayed.files.keys() - kept.files.keys()):
+        for path in sorted(replayed - kept):
             yield f"{path} was added and never removed, and is not in checkpoint {self.checkpoint}"
 
     def named(self) -> set[str]:
         """Every file that any version or checkpoint names, removed ones too."""
-        found = set(self.state.files)
-        for commit in self.commits.values():
-            found.update(add.path for add in commit.adds)
-            found.update(commit.removes)
-        return found
+        commits = self.commits.values()
+        added = (add.path for commit in commits for add in commit.adds)
+        return {*self.state.files, *added, *(path for commit in commits for path in commit.removes)}
 
     # -------------------------------------------------------------------- reading
 
@@ -149,22 +144,19 @@ class DeltaLog:
         try:
             text = files.text_of(f"{self.directory}/{name}")
             self.commits[version] = _parsed(version, text)
-        except PermissionError as error:
-            raise SinkUnreadable(
-                f"{self.directory}/{name} may not be read: give the user who audits the right to"
-            ) from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.troubles.append(
                 f"version {version} of the log cannot be read ({type(error).__name__} {error})"
             )
 
-    def _newest_checkpoint(self) -> tuple[int | None, State]:
+    def _newest_checkpoint(self) -> tuple[int, State]:
+        """Its version, -1 where there is none."""
         for version in sorted(self._checkpoints, reverse=True):
             try:
                 return version, self._checkpoint_state(version)
             except files.Damaged as damage:
                 self.troubles.append(f"checkpoint {version} of the log: {damage}")
-        return None, State()
+        return -1, State()
 
     def _checkpoint_state(self, version: int) -> State:
         state = State()
@@ -178,18 +170,10 @@ class DeltaLog:
 
 def _complete(names: list[str]) -> dict[int, list[str]]:
     """Checkpoints of which every part is there."""
-    found: dict[int, dict[int, list[str]]] = {}
-    for name in names:
-        match = CHECKPOINT.fullmatch(name)
-        if match is not None:
-            parts = int(match[3] or 1)
-            found.setdefault(int(match[1]), {}).setdefault(parts, []).append(name)
-    return {
-        version: listed
-        for version, by_parts in found.items()
-        for parts, listed in by_parts.items()
-        if len(listed) == parts
-    }
+    found: dict[tuple[int, int], list[str]] = {}
+    for match in filter(None, map(CHECKPOINT.fullmatch, names)):
+        found.setdefault((int(match[1]), int(match[3] or 1)), []).append(match[0])
+    return {version: listed for (version, parts), listed in found.items() if len(listed) == parts}
 
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:

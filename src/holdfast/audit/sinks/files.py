@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -29,23 +29,26 @@ from holdfast.audit.lineage import (
     partitions_of,
     split_struct,
 )
-from holdfast.audit.model import Fate, Finding, Range, ranges_text
+from holdfast.audit.model import Finding, Range, ranges_text
 from holdfast.audit.sinks.base import (
+    CONTENT,
+    EVERYTHING,
     LINEAGE,
-    NOWHERE_YET,
     ContentBatch,
-    ErasedRows,
+    SinkReader,
     SinkScope,
     SinkUnreadable,
     Values,
-    contents_of,
     erased_at,
-    is_below,
 )
+from holdfast.errors import ConfigError
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
 from holdfast.pipeline.definition.streams import stream_of
-from holdfast.pipeline.ledger import Entry
-from holdfast.pipeline.positions import BatchRange, Place, Positions
+from holdfast.pipeline.formats.types import parse_type
+from holdfast.pipeline.positions import BatchRange, Place
+
+Spans = Mapping[tuple[str, int], Sequence[tuple[int, int]]]
+"""By topic and partition, the offsets that were taken: ascending, the second not among them."""
 
 BATCH_ROWS: Final = 256 * 1024
 """Read at once: a column of places takes a few megabytes."""
@@ -87,25 +90,29 @@ def is_parquet(path: str) -> bool:
 def opened(path: str, **options: Any) -> Any:
     """A Parquet file, on this machine or under a URL."""
     try:
-        if "://" in path:
-            system, where = file_system(path)
-            return pq.ParquetFile(system.open_input_file(where), **options)
-        return pq.ParquetFile(path, **options)
+        system, where = file_system(path)
+        return pq.ParquetFile(where, filesystem=system, **options)
     except FileNotFoundError as error:
         raise Damaged("it is missing") from error
     except PermissionError as error:
-        raise SinkUnreadable(f"{path} may not be read: give the user who audits the right to") from error
+        raise unreadable(path) from error
     except BROKEN as error:
         raise Damaged(f"it is no whole Parquet file ({first_line(error)})") from error
 
 
-def file_system(url: str) -> tuple[Any, str]:
+def unreadable(path: str) -> SinkUnreadable:
+    return SinkUnreadable(f"{path} may not be read: give the user who audits the right to")
+
+
+def file_system(path: str) -> tuple[Any, str]:
     """Of Arrow's, with the path in it; credentials come from the environment, as `deltalake`'s do."""
-    scheme, _, rest = url.partition("://")
-    bucket, _, path = rest.partition("/")
+    scheme, is_url, rest = path.partition("://")
+    if not is_url:
+        return _file_system("file", ""), path
+    bucket, _, inside = rest.partition("/")
     if scheme == "file":
-        return _file_system("file", ""), "/" + path.lstrip("/")
-    return _file_system(scheme, bucket), f"{bucket}/{path}"
+        return _file_system("file", ""), "/" + inside.lstrip("/")
+    return _file_system(scheme, bucket), f"{bucket}/{inside}"
 
 
 @lru_cache(maxsize=16)
@@ -117,50 +124,38 @@ def _file_system(scheme: str, bucket: str) -> Any:
 
 def names_in(directory: str) -> list[str]:
     """Of a directory, here or under a URL; nothing when it is not there."""
-    if "://" not in directory:
-        try:
-            return [entry.name for entry in listed(directory)]
-        except FileNotFoundError:
-            return []
     from pyarrow import fs
 
     system, where = file_system(directory)
-    found = system.get_file_info(fs.FileSelector(where, allow_not_found=True))
+    try:
+        found = system.get_file_info(fs.FileSelector(where, allow_not_found=True))
+    except PermissionError as error:
+        raise unreadable(directory) from error
     return sorted(info.base_name for info in found)
 
 
 def size_of(path: str) -> int | None:
     """In bytes; None when there is no such file."""
-    if "://" not in path:
-        try:
-            return os.path.getsize(path)
-        except FileNotFoundError:
-            return None
-    from pyarrow import fs
-
     system, where = file_system(path)
-    info = system.get_file_info(where)
-    return None if info.type == fs.FileType.NotFound else int(info.size)
+    size: int | None = system.get_file_info(where).size
+    return size
 
 
 def text_of(path: str) -> str:
     """A small file; `OSError` when it cannot be read, `ValueError` when it is no text."""
-    if "://" not in path:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
     system, where = file_system(path)
-    with system.open_input_file(where) as file:
-        return str(file.read().decode("utf-8"))
+    try:
+        with system.open_input_file(where) as file:
+            return str(file.read().decode("utf-8"))
+    except PermissionError as error:
+        raise unreadable(path) from error
 
 
-def _batches(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches with the number of their first row. None is of two row groups: Arrow cannot join their dictionaries."""
-    row = 0
+def _batches(path: str, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    """None is of two row groups: Arrow cannot join their dictionaries."""
     with _opened_with_lineage(path) as file:
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(BATCH_ROWS, [group], columns):
-                yield row, _without_views(batch)
-                row += batch.num_rows
+            yield from map(_without_views, file.iter_batches(BATCH_ROWS, [group], columns))
 
 
 @contextlib.contextmanager
@@ -168,22 +163,14 @@ def _telling() -> Iterator[None]:
     """What is found out about a file while its rows are taken apart, as damage of the file."""
     try:
         yield
-    except SinkUnreadable:
-        raise
     except BROKEN as error:
         raise Damaged(f"it cannot be read ({first_line(error)})") from error
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Others write texts as views, which few of Arrow's functions take."""
-    wanted = [pa.field(each.name, _without_view(each.type)) for each in batch.schema]
-    if all(each.type == other.type for each, other in zip(wanted, batch.schema, strict=True)):
-        return batch
-    columns = [
-        column.cast(each.type) if column.type != each.type else column
-        for column, each in zip(batch.columns, wanted, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(wanted))
+    wanted = pa.schema([each.with_type(_without_view(each.type)) for each in batch.schema])
+    return batch if wanted.equals(batch.schema) else batch.cast(wanted)
 
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
@@ -213,7 +200,7 @@ def first_line(error: BaseException) -> str:
 def lineage(path: str, where: str) -> Iterator[LineageBatch]:
     """The places of all rows of a file."""
     with _telling():
-        for _, batch in _batches(path, [LINEAGE]):
+        for batch in _batches(path, [LINEAGE]):
             if LINEAGE in batch.schema.names:
                 yield from split_struct(batch.column(LINEAGE), where)
             else:
@@ -223,31 +210,29 @@ def lineage(path: str, where: str) -> Iterator[LineageBatch]:
                 return
 
 
+def parts_of(batch: pa.RecordBatch) -> tuple[dict[str, pa.Array], dict[str, pa.Array]]:
+    """Its columns, and the lineage of its rows by part; nothing where they have none."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    places = columns.pop(LINEAGE, None)
+    return columns, {} if places is None else {name: pc.struct_field(places, name) for name in PARTS}
+
+
 def tables(
     path: str, columns: Sequence[str] | None, constants: Mapping[str, pa.Scalar] | None = None
 ) -> Iterator[pa.Table]:
     """Rows of a file with these columns (None: all), as stored, and the lineage as `_hf_topic`, `_hf_partition`,
     `_hf_offset`, `_hf_index`. A column the file lacks has its value from `constants`, or is left out."""
-    wanted = None if columns is None else [LINEAGE, *columns]
     with _telling():
-        for _, batch in _batches(path, wanted):
-            yield with_places(batch, constants or {}, columns)
-
-
-def with_places(
-    batch: pa.RecordBatch, constants: Mapping[str, pa.Scalar], columns: Sequence[str] | None
-) -> pa.Table:
-    found: dict[str, pa.Array] = {}
-    if LINEAGE in batch.schema.names:
-        places = batch.column(LINEAGE)
-        for name in PARTS:
-            part = pc.struct_field(places, name)
-            found[f"_hf_{name}"] = part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
-    found |= {name: batch.column(name) for name in batch.schema.names if name != LINEAGE}
-    for name, value in constants.items():
-        if name not in found and (columns is None or name in columns):
-            found[name] = pa.repeat(value, batch.num_rows)
-    return pa.table(found)
+        for batch in _batches(path, None if columns is None else [LINEAGE, *columns]):
+            held, places = parts_of(batch)
+            found = {
+                f"{LINEAGE}_{name}": part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
+                for name, part in places.items()
+            } | held
+            for name, value in (constants or {}).items():
+                if name not in found and (columns is None or name in columns):
+                    found[name] = pa.repeat(value, batch.num_rows)
+            yield pa.table(found)
 
 
 def rows_at(path: str, place: Place, offset: int) -> list[int]:
@@ -278,47 +263,25 @@ def folder_values(folders: Sequence[str]) -> dict[str, str | None]:
 
 def typed_values(values: Mapping[str, str | None], kinds: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
     """Texts of directories, or of a log, as values of their columns; a type that is not known stays text."""
-    found: dict[str, pa.Scalar] = {}
-    for name, text in values.items():
-        scalar = pa.scalar(text, pa.string())
-        kind = kinds.get(name)
-        found[name] = scalar if kind is None else _cast(scalar, kind)
+    found = {name: pa.scalar(text, pa.string()) for name, text in values.items()}
+    for name in found.keys() & kinds.keys():
+        with contextlib.suppress(pa.ArrowException):
+            found[name] = pc.cast(found[name], kinds[name])
     return found
 
 
-def _cast(scalar: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
-    try:
-        return pc.cast(scalar, kind)
-    except pa.ArrowException:
-        return scalar
-
-
-_ARROW: Final = {
-    "boolean": pa.bool_(),
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
+def arrow_kinds(types: Mapping[str, Any]) -> dict[str, pa.DataType]:
+    """By column, from types in Spark's words; of others nothing."""
+    found = {}
+    for name, kind in types.items():
+        with contextlib.suppress(ConfigError):
+            found[name] = parse_type(str(kind)).arrow
+    return found
 
 
 def spark_kinds(document: Mapping[str, Any]) -> dict[str, pa.DataType]:
     """The plain columns of a schema in Spark's JSON."""
-    kinds: dict[str, pa.DataType] = {}
-    for field in document.get("fields", ()):
-        kind = field["type"]
-        if isinstance(kind, str) and kind in _ARROW:
-            kinds[field["name"]] = _ARROW[kind]
-        elif isinstance(kind, str) and kind.startswith("decimal("):
-            precision, scale = kind[8:-1].split(",")
-            kinds[field["name"]] = pa.decimal128(int(precision), int(scale))
-    return kinds
+    return arrow_kinds({field["name"]: field["type"] for field in document.get("fields", ())})
 
 
 def listed(directory: str) -> list[os.DirEntry[str]]:
@@ -327,7 +290,7 @@ def listed(directory: str) -> list[os.DirEntry[str]]:
         with os.scandir(directory) as found:
             return sorted(found, key=lambda entry: entry.name)
     except PermissionError as error:
-        raise SinkUnreadable(f"{directory} may not be read: give the user who audits the right to") from error
+        raise unreadable(directory) from error
 
 
 def files_below(directory: str, folders: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -341,7 +304,7 @@ def files_below(directory: str, folders: tuple[str, ...] = ()) -> Iterator[tuple
             yield entry.path, folders
 
 
-def outside(batch: LineageBatch, spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]]) -> Offsets:
+def outside(batch: LineageBatch, spans: Spans) -> Offsets:
     """Those of these rows' offsets that none of the spans has; of a topic nobody knows here, none."""
     known = spans.get((batch.topic, batch.partition))
     if not known or len(batch) == 0:
@@ -373,9 +336,7 @@ def spans_of(ranges: Sequence[BatchRange]) -> dict[tuple[str, int], list[tuple[i
     return found
 
 
-def not_there(
-    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], there: Sequence[LineageBatch]
-) -> dict[tuple[str, int], list[Range]]:
+def not_there(spans: Spans, there: Sequence[LineageBatch]) -> dict[tuple[str, int], list[Range]]:
     """The offsets of these spans that no row is from, as ranges."""
     missing: dict[tuple[str, int], list[Range]] = {}
     for key, parts in spans.items():
@@ -387,46 +348,6 @@ def not_there(
     return {key: ranges for key, ranges in missing.items() if ranges}
 
 
-class Gone(NamedTuple):
-    """What a batch lacks."""
-
-    place: tuple[str, int] | None
-    """The one partition it is of, where the offsets are known for certain."""
-    ranges: tuple[Range, ...]
-    words: str
-    """For the end of a sentence."""
-
-
-def gone(
-    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], left: Sequence[LineageBatch], missing: int
-) -> Gone:
-    """Which offsets of a batch are gone with `missing` of its rows: exactly, if each offset was to have a row, else
-    among which they are."""
-    if missing <= 0 or not spans:
-        return Gone(None, (), "")
-    absent = not_there(spans, left)
-    count = sum(last - first + 1 for ranges in absent.values() for first, last in ranges)
-    words = f"; {missing:,} rows are gone" if missing > 1 else "; 1 row is gone"
-    if count == missing and len(absent) == 1:
-        key, ranges = next(iter(absent.items()))
-        return Gone(key, tuple(ranges), words)
-    parts = [
-        f"{topic}-{partition} {ranges_text(ranges)}" for (topic, partition), ranges in sorted(absent.items())
-    ]
-    if not parts:
-        return Gone(None, (), words)
-    return Gone(None, (), f"{words}: {'' if count == missing else 'among '}{'; '.join(parts)}")
-
-
-def readable(paths: Sequence[str]) -> list[LineageBatch]:
-    """The rows of those of these files that can be read."""
-    found: list[LineageBatch] = []
-    for path in paths:
-        with contextlib.suppress(Damaged):
-            found += lineage(path, path)
-    return found
-
-
 # ------------------------------------------------------------------------ sinks of files
 
 
@@ -436,42 +357,29 @@ class DataFile(NamedTuple):
     path: str
     where: str
     """As findings name it."""
-    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]]
+    spans: Spans
     """The offsets that its batch took; nothing: they are not known, or its rows name none."""
-    constants: Callable[[], dict[str, pa.Scalar]]
-    """The values of columns that are not in the file."""
-    texts: Mapping[str, str | None] = {}
-    """Those values, as directories or the log write them."""
+    texts: Mapping[str, str | None]
+    """The values of columns that are not in the file, as directories or the log write them."""
+    kinds: Callable[[], Mapping[str, pa.DataType]]
+    """The types of columns."""
     is_before_reset: bool = False
     turn: int | None = None
     """Of rows that a step made, the newest turn among them; nothing: it is not known."""
 
 
-class FilesReader(ABC):
+class FilesReader(SinkReader):
     """A sink of Parquet files, as it stood when it was opened: what every kind of those has in common."""
 
-    is_exact = True
-    keeps_digests: bool | None = None
-    gone_offsets = 0
-    erased: Sequence[ErasedRows] = ()
-
     def __init__(self, definition: PipelineDefinition, sink: ParquetSink | DeltaSink) -> None:
-        self.name = sink.name
-        self.takes = sink.rows
+        super().__init__(definition.name, sink.name, sink.rows)
         stream = stream_of(definition, sink)
         self._is_tap = bool(stream.step) and not stream.kind
-        self._pipeline = definition.name
         self.path = place_of(definition, sink.path)
-        self._found: list[Finding] = []
-        """While the ledger was read."""
         self._damaged: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._misplaced: dict[tuple[str, int, str], list[Range]] = {}
         """By topic, partition and file: rows from offsets that are not of its batch."""
-
-    @abstractmethod
-    def entries(self) -> Sequence[Entry]:
-        """Of the ledger, ascending."""
 
     @abstractmethod
     def _files(self) -> Iterator[DataFile]:
@@ -489,15 +397,11 @@ class FilesReader(ABC):
         """Whether rows are the pipeline's to answer for."""
         return True
 
-    def positions(self) -> Positions:
-        entries = self.entries()
-        return entries[-1].positions if entries else NOWHERE_YET
-
     def columns(self) -> Sequence[str]:
         found: dict[str, None] = {}
         for file in self._files():
             with self._noting(file), opened(file.path) as content:
-                found |= dict.fromkeys((*content.schema_arrow.names, *file.constants()))
+                found |= dict.fromkeys((*content.schema_arrow.names, *file.texts))
         return list(found)
 
     # -------------------------------------------------------------------- rows
@@ -524,29 +428,43 @@ class FilesReader(ABC):
                         self._misplaced.setdefault(key, []).extend(as_ranges(strays))
                     yield batch
 
-    def _not_below(self, scope: SinkScope | None) -> Iterator[DataFile]:
+    def _not_below(self, scope: SinkScope) -> Iterator[DataFile]:
         """The files that may hold rows of the scope."""
-        starts = {(each.topic, each.partition): at[0] for each, at in (scope.spans if scope else {}).items()}
-        turn = None if scope is None else scope.turn
-        found = (file for file in self._files() if not is_below(file.spans, starts))
-        return (file for file in found if turn is None or file.turn is None or file.turn > turn)
+        starts = {(each.topic, each.partition): start for each, (start, _) in scope.spans.items()}
+        turn = scope.turn
+        for file in self._files():
+            ends = {partition: parts[-1][1] for partition, parts in file.spans.items()}
+            is_below = bool(ends) and all(end <= starts.get(each, -1) for each, end in ends.items())
+            if not is_below and (turn is None or file.turn is None or file.turn > turn):
+                yield file
 
-    def values(
-        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
-    ) -> Iterator[Values]:
+    def values(self, columns: Sequence[str] | None = None, scope: SinkScope = EVERYTHING) -> Iterator[Values]:
         for file in self._not_below(scope):
             with self._noting(file):
-                for table in tables(file.path, columns, file.constants()):
+                constants = typed_values(file.texts, file.kinds()) if file.texts else {}
+                for table in tables(file.path, columns, constants):
                     yield Values(table, file.where)
 
-    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope = EVERYTHING) -> Iterator[pa.Table]:
         return (each.table for each in self.values(columns, scope))
 
-    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+    def contents(self, types: Mapping[str, str], scope: SinkScope = EVERYTHING) -> Iterator[ContentBatch]:
         for file in self._not_below(scope):
             with self._noting(file), _telling():
-                for _, batch in _batches(file.path, None):
-                    yield from contents_of(batch, types, file.texts, file.is_before_reset, self.keeps_digests)
+                for batch in _batches(file.path, None):
+                    columns, lineage = parts_of(batch)
+                    if lineage:  # others are nobody's
+                        yield ContentBatch(
+                            {name: column for name, column in columns.items() if name in types},
+                            lineage,
+                            {
+                                each: text
+                                for each, text in file.texts.items()
+                                if each in types.keys() - columns
+                            },
+                            _digests(batch) if self.keeps_digests else None,
+                            file.is_before_reset,
+                        )
 
     def find(self, place: Place, offset: int) -> list[str]:
         found = erased_at(self.erased, place, offset)
@@ -566,30 +484,45 @@ class FilesReader(ABC):
         known, self._found = self._found, list(self._found)
         self._examine()
         for (topic, partition, where), ranges in self._misplaced.items():
-            self._altered(
-                f"{where} holds rows from offsets that are not of its batch", (topic, partition), ranges
-            )
+            what = f"{where} holds rows from offsets that are not of its batch"
+            self._altered_in(what, (topic, partition), ranges)
         found, self._found = self._found, known
         return found
 
-    def _altered(
-        self, detail: str, partition: tuple[str, int] | None = None, ranges: Sequence[Range] = ()
-    ) -> None:
-        known = None if partition is None else self.positions().of(*partition)
-        place = None if known is None else known[0]
-        self._found.append(Finding(Fate.ALTERED, self.name, place, tuple(ranges), detail=detail))
+    def _altered_in(self, detail: str, partition: tuple[str, int], ranges: Sequence[Range]) -> None:
+        known = self.positions().of(*partition)
+        self._altered(detail, None if known is None else known[0], ranges)
 
     def _gone(
-        self,
-        what: str,
-        spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]],
-        others: Sequence[str],
-        missing: int,
-        otherwise: str = "",
+        self, what: str, spans: Spans, others: Sequence[str], missing: int, otherwise: str = ""
     ) -> None:
-        """A batch lacks rows: with their offsets, where what is left in these files tells."""
-        lacking = gone(spans, readable(others), missing)
-        self._altered(what + (lacking.words or otherwise), lacking.place, lacking.ranges)
+        """A batch lacks rows: with their offsets exactly, if each offset was to have a row, else with those among which
+        they are, as far as what is left in these files tells."""
+        if missing <= 0 or not spans:
+            self._altered(what + otherwise)
+            return
+        left: list[LineageBatch] = []
+        for path in others:
+            with contextlib.suppress(Damaged):
+                left += lineage(path, path)
+        absent = not_there(spans, left)
+        is_exact = missing == sum(last - first + 1 for ranges in absent.values() for first, last in ranges)
+        what += f"; {missing:,} rows are gone" if missing > 1 else "; 1 row is gone"
+        if is_exact and len(absent) == 1:
+            [(partition, ranges)] = absent.items()
+            self._altered_in(what, partition, ranges)
+            return
+        parts = [
+            f"{topic}-{number} {ranges_text(ranges)}" for (topic, number), ranges in sorted(absent.items())
+        ]
+        self._altered(what + (f": {'' if is_exact else 'among '}{'; '.join(parts)}" if parts else ""))
 
-    def close(self) -> None:  # noqa: B027  nothing is held open, of any kind of files
-        """Nothing is held open."""
+
+def _digests(batch: pa.RecordBatch) -> list[int | None]:
+    """As they stand beside rows in files, 16 bytes each; other bytes are no row's digest."""
+    if CONTENT not in batch.schema.names:
+        return [None] * batch.num_rows
+    kept: list[bytes | None] = batch.column(CONTENT).to_pylist()
+    return [
+        None if each is None else int.from_bytes(each, "little") if len(each) == 16 else -1 for each in kept
+    ]

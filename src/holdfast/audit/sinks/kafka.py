@@ -41,19 +41,18 @@ from holdfast.audit.model import Fate, Finding, Unproven, gap
 from holdfast.audit.record_walk import await_decided
 from holdfast.audit.sinks import headers
 from holdfast.audit.sinks.base import (
-    NOWHERE_YET,
-    Connections,
+    EVERYTHING,
     ContentBatch,
-    ErasedRows,
+    SinkReader,
     SinkScope,
     SinkUnreadable,
     Values,
     read_entry,
 )
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, ledger_topic
+from holdfast.pipeline.definition.naming import dead_letter_sink, ledger_topic
 from holdfast.pipeline.ledger import Entry
-from holdfast.pipeline.positions import Place, Positions
+from holdfast.pipeline.positions import Place
 from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition, ranges_of
 from holdfast.reader.errors import TopicMissing
 
@@ -120,28 +119,25 @@ class TopicLedger:
     def standing(self) -> Entry | None:
         """The newest batch that every writer of it has."""
         newest = self._newest()
-        if newest is None:
-            return None
         return newest.previous if self.is_under_way() else newest.last
 
     def is_under_way(self) -> bool:
         """Only some of its writers have the newest batch."""
         newest = self._newest()
-        if newest is None:
-            return False
         done = {at for at, each in self.writers.items() if each.number == newest.number}
-        return not done >= set(range(newest.writers))
+        return newest.last is not None and not done >= set(range(newest.writers))
 
-    def _newest(self) -> Writer | None:
+    def _newest(self) -> Writer:
         """The writer with the newest batch."""
-        known = (each for each in self.writers.values() if each.last is not None)
-        return max(known, key=lambda each: each.number, default=None)
+        return max(self.writers.values(), key=lambda each: each.number, default=Writer())
 
     def entries(self) -> list[Entry]:
         """Those kept, ascending, up to where the sink stands."""
         standing = self.standing()
+        if standing is None:
+            return []
         found = {number: each for writer in self.writers.values() for number, each in writer.entries.items()}
-        return [found[at] for at in sorted(found) if standing is not None and at <= standing.number]
+        return [*(found[at] for at in sorted(found) if at < standing.number), standing]
 
     def disagreements(self) -> list[str]:
         """Numbers under which writers keep different entries."""
@@ -174,34 +170,26 @@ BATCH_BYTES: Final = 8 << 20
 """Of records in memory at once, for each partition that is read."""
 
 
-class TopicReader:
+class TopicReader(SinkReader):
     """A topic and its ledger: what the sinks and the dead letters have in common."""
 
     kind = "kafka"
-    takes = ""
-    keeps_digests: bool | None = None
-    erased: Sequence[ErasedRows] = ()
 
-    def __init__(self, pipeline: str, name: str, topic: str, settings: Mapping[str, str]) -> None:
-        self.name = name
-        self.topic = topic
-        self.pipeline = pipeline
-        self.ledger_topic = ledger_topic(pipeline, name)
-        self._settings = {key: str(value) for key, value in settings.items()}
-        self._ledger = TopicLedger(pipeline, name)
+    def __init__(self, definition: PipelineDefinition, sink: KafkaSink, settings: Mapping[str, str]) -> None:
+        super().__init__(definition.name, sink.name, sink.rows)
+        self._sink = sink
+        self.topic = sink.topic
+        self.ledger_topic = ledger_topic(self.pipeline, self.name)
+        self._ledger = TopicLedger(self.pipeline, self.name)
         self.foreign = 0
         """Records that are not the pipeline's, of those read."""
         self.own = 0
         self.reports: list[RangeReport] = []
-        self._since: dict[tuple[str, int], int] = {}
-        self._known_places: dict[tuple[str, int], Place] = {}
-        self._again: dict[tuple[str, int], list[int]] = {}
-        self.is_exact = False
-        self.undecided_offsets = 0
-        """At the topic's ends, behind transactions that stayed open: nobody can say yet whether records there count."""
-        self._connections = Connections(self._settings)
+        self._since: dict[tuple[str, int], tuple[Place, int]] = {}
+        self._again: dict[Place, list[int]] = {}
+        self._settings = own_settings(settings, sink.bootstrap, sink.settings)
         try:
-            with self._connections.one() as cluster:
+            with Cluster(self._settings) as cluster:
                 ledger = self._find_ranges(cluster, self.ledger_topic)
                 self._has_ledger = ledger is not None
                 self._read_ledger(cluster, ledger or [])
@@ -211,11 +199,10 @@ class TopicReader:
                 self._dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
                 """By partition: how many offsets it no longer begins with."""
         except ClusterError as error:
-            raise SinkUnreadable(f"sink {name!r}: {error}") from error
+            raise SinkUnreadable(f"sink {self.name!r}: {error}") from error
+        self._entries = self._ledger.entries()
 
     def _read_ledger(self, cluster: Cluster, ranges: Sequence[PartitionRange]) -> None:
-        if not ranges:
-            return
         for batch in cluster.read(ranges, batch_bytes=BATCH_BYTES, headers=False):
             columns = (batch.column(each).to_pylist() for each in ("partition", "offset", "value"))
             for partition, offset, value in zip(*columns, strict=True):
@@ -240,17 +227,8 @@ class TopicReader:
         except TopicMissing:
             return None
 
-    # -------------------------------------------------------------------- the ledger
-
-    def entries(self) -> Sequence[Entry]:
-        return self._ledger.entries()
-
     def columns(self) -> Sequence[str]:
         return ("_hf", "key", "value", "headers")
-
-    def positions(self) -> Positions:
-        standing = self._ledger.standing()
-        return NOWHERE_YET if standing is None else standing.positions
 
     # -------------------------------------------------------------------- records
 
@@ -262,8 +240,7 @@ class TopicReader:
     def start_at(self, offsets: Mapping[int, int], since: Mapping[Place, int] | None = None) -> None:
         """Read from there on only: what lies before was read by an earlier audit. It held all of the source below
         `since`, and so what comes behind must not be of that again."""
-        self._since = {(place.topic, place.partition): offset for place, offset in (since or {}).items()}
-        self._known_places = {(place.topic, place.partition): place for place in since or ()}
+        self._since = {(each.topic, each.partition): (each, offset) for each, offset in (since or {}).items()}
         self._ranges = [
             each._replace(start=min(max(each.start, offsets.get(each.partition, 0)), each.end))
             for each in self._ranges or ()
@@ -278,7 +255,7 @@ class TopicReader:
         if not ranges:
             return
         try:
-            with self._connections.one() as cluster:
+            with Cluster(self._settings) as cluster:
                 yield from cluster.read(ranges, batch_bytes=BATCH_BYTES, reports=self.reports)
         except ClusterError as error:
             raise SinkUnreadable(f"sink {self.name!r}: {error}") from error
@@ -287,71 +264,56 @@ class TopicReader:
         """Where each record came from."""
         return headers.parse_sources(headers.first_header(batch.column("headers"), SOURCE))
 
-    def _known(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, headers.Places]:
+    def known(self, *, is_whole: bool = False) -> Iterator[tuple[pa.RecordBatch, headers.Places]]:
         """The records that are the pipeline's."""
-        places = self.places(batch)
-        is_known = places.offsets >= 0
-        self.own += int(is_known.sum())
-        if is_known.all():
-            return batch, places
-        self.foreign += int((~is_known).sum())
-        chosen = np.flatnonzero(is_known)
-        kept = headers.Places(
-            places.topics.take(pa.array(chosen)),
-            places.partitions[chosen],
-            places.offsets[chosen],
-            places.indexes[chosen],
-        )
-        return batch.take(pa.array(chosen)), kept
+        for batch in self.records(is_whole=is_whole):
+            places = self.places(batch)
+            is_known = places.offsets >= 0
+            self.own += int(is_known.sum())
+            if not is_known.all():
+                self.foreign += int((~is_known).sum())
+                chosen = pa.array(np.flatnonzero(is_known))
+                batch = batch.take(chosen)
+                places = headers.Places(places.topics.take(chosen), *(each[is_known] for each in places[1:]))
+            if batch.num_rows:
+                yield batch, places
 
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         self._again = {}
-        for batch in self.records():
-            if batch.num_rows == 0:
-                continue
+        for batch, (topics, *numbers) in self.known():
             where = f"{self.topic}-{batch.column('partition')[0].as_py()}"
-            topics, *numbers = self._known(batch)[1]
             for found in split_columns(topics, *map(pa.array, numbers), where=where):
                 self._note_again(found)
                 yield found
 
     def _note_again(self, batch: LineageBatch) -> None:
         """Records that an earlier audit has read already."""
-        key = (batch.topic, batch.partition)
-        again = batch.offsets[batch.offsets < self._since.get(key, 0)]
-        if len(again):
-            self._again.setdefault(key, []).extend(again.tolist())
+        place, since = self._since.get((batch.topic, batch.partition), (None, 0))
+        again = batch.offsets[batch.offsets < since]
+        if place is not None and len(again):
+            self._again.setdefault(place, []).extend(again.tolist())
 
-    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope = EVERYTHING) -> Iterator[pa.Table]:
         """Of a record: `key`, `value` and `headers`, beside its lineage."""
-        for batch in self.records():
-            kept, places = self._known(batch)
-            yield pa.table(places.columns() | self._parts(kept, columns))
+        for batch, places in self.known():
+            yield pa.table(places.columns() | self._parts(batch, columns))
 
     def _parts(self, kept: pa.RecordBatch, columns: Sequence[str]) -> dict[str, pa.Array]:
         names = ("key", "value", "timestamp", "headers")
         return {name: kept.column(name) for name in columns if name in names}
 
-    def values(
-        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
-    ) -> Iterator[Values]:
-        return iter(())
-
-    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
-        for batch in self.records(is_whole=scope is None):
-            kept, places = self._known(batch)
-            if kept.num_rows:
-                lineage = {name.removeprefix("_hf_"): each for name, each in places.columns().items()}
-                yield ContentBatch({name: kept.column(name) for name in types}, lineage)
+    def contents(self, types: Mapping[str, str], scope: SinkScope = EVERYTHING) -> Iterator[ContentBatch]:
+        for batch, places in self.known(is_whole=scope is EVERYTHING):
+            lineage = {name.removeprefix("_hf_"): each for name, each in places.columns().items()}
+            yield ContentBatch({name: batch.column(name) for name in types}, lineage)
 
     def find(self, place: Place, offset: int) -> list[str]:
         found = []
-        for batch in self.records():
-            kept, places = self._known(batch)
+        for batch, places in self.known():
             hits = np.flatnonzero((places.offsets == offset) & (places.partitions == place.partition))
             for hit in hits.tolist():
                 if places.topics[hit].as_py() == place.topic:
-                    partition, at = kept.column("partition")[hit].as_py(), kept.column("offset")[hit].as_py()
+                    partition, at = (batch.column(name)[hit].as_py() for name in ("partition", "offset"))
                     found.append(f"{self.topic}-{partition}@{at}")
         return found
 
@@ -367,10 +329,10 @@ class TopicReader:
                 f"there is no ledger {self.ledger_topic}, and {self.topic} holds {self.own:,} records of the pipeline"
             )
         yield from (Finding(Fate.ALTERED, self.name, detail=each) for each in details)
-        for key, offsets in self._again.items():
+        for place, offsets in self._again.items():
             again = np.unique(np.asarray(offsets, np.int64))
             what = f"it was proven before, and {self.topic} has it now, behind what it held then"
-            yield finding(Fate.DUPLICATED, self.name, self._known_places[key], again, what, len(offsets))
+            yield finding(Fate.DUPLICATED, self.name, place, again, what, len(offsets))
 
     @property
     def _compacted(self) -> int:
@@ -392,34 +354,14 @@ class TopicReader:
         if self.foreign:
             yield Unproven(f"{self.foreign:,} records of {self.topic}", "they are not this pipeline's")
 
-    def close(self) -> None:
-        self._connections.close()
-
 
 class KafkaReader(TopicReader):
     """One Kafka sink."""
 
-    def __init__(self, definition: PipelineDefinition, sink: KafkaSink, settings: Mapping[str, str]) -> None:
-        self.takes = sink.rows
-        self._sink = sink
-        super().__init__(
-            definition.name, sink.name, sink.topic, own_settings(settings, sink.bootstrap, sink.settings)
-        )
-
-    def values(
-        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
-    ) -> Iterator[Values]:
+    def values(self, columns: Sequence[str] | None = None, scope: SinkScope = EVERYTHING) -> Iterator[Values]:
         """Of windows: from the columns in a record's value; a record without one takes back what its key stands for."""
-        if self._sink.value is not None:
-            return
-        for batch in self.records():
-            kept, places = self._known(batch)
-            rows = [
-                window_row(key, value)
-                for key, value in zip(
-                    kept.column("key").to_pylist(), kept.column("value").to_pylist(), strict=True
-                )
-            ]
+        for batch, places in self.known() if self._sink.value is None else ():
+            rows = list(map(window_row, *(batch.column(name).to_pylist() for name in ("key", "value"))))
             names = dict.fromkeys(name for row in rows for name in row)
             found = places.columns()
             found |= {name: _column(name, [row.get(name) for row in rows]) for name in names}
@@ -428,7 +370,8 @@ class KafkaReader(TopicReader):
 
 def own_settings(source: Mapping[str, str], bootstrap: str | None, own: Mapping[str, str]) -> dict[str, str]:
     """How the cluster of a topic is reached: the source's, unless the definition names another one."""
-    return {**source, **own} if bootstrap is None else {**own, "bootstrap.servers": bootstrap}
+    found = {**source, **own} if bootstrap is None else {**own, "bootstrap.servers": bootstrap}
+    return {name: str(value) for name, value in found.items()}
 
 
 def window_row(key: bytes | None, value: bytes | None) -> dict[str, Any]:
@@ -469,13 +412,9 @@ class DeadLetters(TopicReader):
         return (*super().columns(), "failure")
 
     def __init__(self, definition: PipelineDefinition, settings: Mapping[str, str]) -> None:
-        letter = dead_letter_of(definition)
-        super().__init__(
-            definition.name,
-            DEAD_LETTER_NAME,
-            letter.topic,
-            own_settings(settings, letter.bootstrap, letter.settings),
-        )
+        sink = dead_letter_sink(definition)
+        assert isinstance(sink, KafkaSink), "dead letters in a table are read as its rows"
+        super().__init__(definition, sink, settings)
 
     def places(self, batch: pa.RecordBatch) -> headers.Places:
         names, values, ends = headers.flat_headers(batch.column("headers"))
@@ -488,16 +427,9 @@ class DeadLetters(TopicReader):
         topics = _texts(headers.taken(values, begin))
         partitions, offsets = headers.decimal(last("partition")), headers.decimal(last("offset"))
         is_ours = pc.fill_null(pc.equal(last("group"), self.pipeline.encode()), False)
-        is_known = (
-            is_ours.to_numpy(zero_copy_only=False)
-            & (begin >= 0)
-            & (partitions >= 0)
-            & topics.is_valid().to_numpy(zero_copy_only=False)
-        )
+        is_known = pc.and_(is_ours, topics.is_valid()).to_numpy(zero_copy_only=False) & (partitions >= 0)
         offsets = np.where(is_known, offsets, -1)
-        return headers.Places(
-            pc.dictionary_encode(topics), partitions, offsets, np.zeros(len(offsets), np.int64)
-        )
+        return headers.Places(pc.dictionary_encode(topics), partitions, offsets, np.zeros_like(offsets))
 
     def _parts(self, kept: pa.RecordBatch, columns: Sequence[str]) -> dict[str, pa.Array]:
         found = super()._parts(kept, columns)

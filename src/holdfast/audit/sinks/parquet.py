@@ -14,10 +14,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,6 +30,7 @@ from holdfast.audit.sinks.base import (
     newest_turn,
     read_entry,
 )
+from holdfast.audit.sinks.files import Spans
 from holdfast.pipeline.definition.model import ParquetSink, PipelineDefinition
 from holdfast.pipeline.ledger import BEFORE_LEDGER, Entry, erased_rows
 
@@ -65,7 +65,7 @@ class Directory:
         return list(files.files_below(self.path))
 
     @cached_property
-    def spans(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
+    def spans(self) -> Spans:
         return files.spans_of([entry.range for entry in self.entries])
 
 
@@ -84,6 +84,8 @@ class ParquetReader(files.FilesReader):
         for directory in self._directories:
             self._read_entries(directory)
             _ = directory.files
+            if directory.number >= self._forgotten_below:
+                self._entries += directory.entries
         self._refuse_rebuilt()
 
     # -------------------------------------------------------------------- what there is
@@ -115,8 +117,7 @@ class ParquetReader(files.FilesReader):
 
     def _read_forgotten(self) -> int:
         try:
-            with open(os.path.join(self.path, "_hf", "forgotten.json"), encoding="utf-8") as file:
-                return int(json.load(file)["below"])
+            return int(json.loads(files.text_of(f"{self.path}/_hf/forgotten.json"))["below"])
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -131,23 +132,13 @@ class ParquetReader(files.FilesReader):
                     self._altered(f"{directory.name}: {ENTRY} says another entry than the last of {MERGED}")
             else:
                 directory.entries = self._entries_in(directory, ENTRY)
-        except PermissionError as error:
-            raise SinkUnreadable(f"sink {self.name!r}: {error.filename} may not be read") from error
         except (OSError, ValueError) as error:
             directory.trouble = str(error)
 
     def _entries_in(self, directory: Directory, name: str) -> list[Entry]:
-        with open(os.path.join(directory.path, name), encoding="utf-8") as file:
-            text = file.read()
+        text = files.text_of(os.path.join(directory.path, name))
         lines = text.splitlines() if name == MERGED else [text]
-        return [read_entry(line, self._pipeline, self.name) for line in lines]
-
-    @property
-    def _current(self) -> list[Directory]:
-        return [each for each in self._directories if each.number >= self._forgotten_below]
-
-    def entries(self) -> Sequence[Entry]:
-        return [entry for directory in self._current for entry in directory.entries]
+        return [read_entry(line, self.pipeline, self.name) for line in lines]
 
     # -------------------------------------------------------------------- rows
 
@@ -157,18 +148,17 @@ class ParquetReader(files.FilesReader):
                 yield self._file(directory, path, folders)
 
     def _file(self, directory: Directory, path: str, folders: Sequence[str]) -> files.DataFile:
-        where = os.path.relpath(path, self.path)
         return files.DataFile(
             path,
-            where,
+            os.path.relpath(path, self.path),
             self._spans(directory),
-            partial(self._constants, directory, folders),
             files.folder_values(folders),
+            lambda: self._kinds(directory),
             directory.number < self._forgotten_below,
             newest_turn(directory.entries) if self._is_tap else None,
         )
 
-    def _spans(self, directory: Directory) -> dict[tuple[str, int], list[tuple[int, int]]]:
+    def _spans(self, directory: Directory) -> Spans:
         return {} if self._is_tap else directory.spans
 
     def _note_damage(self, file: files.DataFile, why: str) -> None:
@@ -181,15 +171,9 @@ class ParquetReader(files.FilesReader):
                 f"sink {self.name!r}: the small batches of {self.path} were merged while it was read; audit it again"
             )
 
-    def _constants(self, directory: Directory, folders: Sequence[str]) -> dict[str, pa.Scalar]:
-        if not folders:
-            return {}
-        return files.typed_values(files.folder_values(folders), self._kinds(directory))
-
     def _kinds(self, directory: Directory) -> Mapping[str, pa.DataType]:
         try:
-            with open(os.path.join(directory.path, "_schema.json"), encoding="utf-8") as file:
-                return files.spark_kinds(json.load(file)["columns"])
+            return files.spark_kinds(json.loads(files.text_of(f"{directory.path}/_schema.json"))["columns"])
         except (OSError, ValueError, KeyError):
             return {}
 
@@ -225,59 +209,39 @@ class ParquetReader(files.FilesReader):
     def _check_rows(self, directory: Directory) -> None:
         """A batch whose files hold more or fewer rows than its entries say."""
         counts: dict[str, int] = {}
-        damaged: dict[str, str] = {}
-        for path, folders in directory.files:
-            file = self._file(directory, path, folders)
+        there = [self._file(directory, path, folders) for path, folders in directory.files]
+        for file in there:
             with self._noting(file):
                 known = self._counts.get(file.where)
-                counts[path] = files.count_rows(path) if known is None else known
-            if file.where in self._damaged:
-                damaged[file.where] = self._damaged[file.where]
+                counts[file.path] = files.count_rows(file.path) if known is None else known
+        damaged = {each.where: self._damaged[each.where] for each in there if each.where in self._damaged}
         held, wanted = sum(counts.values()), self._rows_of(directory)
+        of_entries = f"the entries of {directory.name} count {wanted:,} rows, and its"
         lacking = [f"{where}: {why}" for where, why in damaged.items()]
         if held < wanted and not damaged:
-            lacking.append(
-                f"the entries of {directory.name} count {wanted:,} rows, and its {len(counts)} files hold "
-                f"{held:,}: a file or rows were removed"
-            )
-        paths = [path for path, _ in directory.files]
+            lacking.append(f"{of_entries} {len(counts)} files hold {held:,}: a file or rows were removed")
         for what in lacking:
-            self._gone(what, self._spans(directory), paths, wanted - held)
+            self._gone(what, self._spans(directory), [each.path for each in there], wanted - held)
+        strangers = [path for path in counts if not files.OURS.fullmatch(os.path.basename(path))]
         if damaged:
             return
         if held > wanted:
-            self._altered(self._surplus(directory, counts, held, wanted))
+            alone = [path for path, rows in counts.items() if rows == held - wanted]
+            suspects = strangers or (alone if len(alone) == 1 else [])
+            names = ", ".join(os.path.basename(path) for path in suspects[:FILES_NAMED])
+            what = f"{of_entries} files hold {held:,}: {held - wanted:,} that no entry counts"
+            self._altered(what + (f", in {names}" if names else ""))
         elif held == wanted:
-            for path in counts:
-                if not files.OURS.fullmatch(os.path.basename(path)):
-                    self._altered(f"{os.path.relpath(path, self.path)} is no file that the sink wrote")
+            for path in strangers:
+                self._altered(f"{os.path.relpath(path, self.path)} is no file that the sink wrote")
 
     def _rows_of(self, directory: Directory) -> int:
         """That its entries count, but for those that were erased since."""
-        if directory.number < self._forgotten_below and self._erased_rows[BEFORE_LEDGER]:
-            return sum(
-                files.count_rows(path) for path, _ in directory.files
-            )  # of which, no ledger says any more
-        erased = self._erased_rows if directory.number >= self._forgotten_below else Counter[str]()
-        return sum(entry.rows - erased[str(entry.number)] for entry in directory.entries)
-
-    @property
-    def _erased_rows(self) -> Counter[str]:
-        return erased_rows(each.entry for each in self.erased)
-
-    def _surplus(self, directory: Directory, counts: Mapping[str, int], held: int, wanted: int) -> str:
-        more = held - wanted
-        what = (
-            f"the entries of {directory.name} count {wanted:,} rows, and its files hold {held:,}: {more:,} "
-            "that no entry counts"
-        )
-        suspects = [path for path in counts if not files.OURS.fullmatch(os.path.basename(path))]
-        if not suspects:
-            suspects = [path for path, rows in counts.items() if rows == more]
-            if len(suspects) != 1:
-                return what
-        names = ", ".join(os.path.basename(path) for path in suspects[:FILES_NAMED])
-        return f"{what}, in {names}"
+        erased = erased_rows(each.entry for each in self.erased)
+        is_current = directory.number >= self._forgotten_below
+        if not is_current and erased[BEFORE_LEDGER]:  # no ledger says any more of which
+            return sum(files.count_rows(path) for path, _ in directory.files)
+        return sum(entry.rows - is_current * erased[str(entry.number)] for entry in directory.entries)
 
     def gaps(self) -> Iterator[Unproven]:
         old = [each for each in self._directories if each.number < self._forgotten_below]

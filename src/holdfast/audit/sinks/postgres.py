@@ -11,7 +11,7 @@ one value for each column. A table is taken some blocks at a time, which bounds 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -25,9 +25,9 @@ from holdfast.audit.lineage import NOWHERE, LineageBatch, split_columns
 from holdfast.audit.model import Fate, Finding, Unproven, gap
 from holdfast.audit.sinks.base import (
     CONTENT,
-    NOWHERE_YET,
+    EVERYTHING,
     ContentBatch,
-    ErasedRows,
+    SinkReader,
     SinkScope,
     SinkUnreadable,
     Values,
@@ -35,9 +35,10 @@ from holdfast.audit.sinks.base import (
     number_holes,
     read_entry,
 )
+from holdfast.audit.sinks.files import arrow_kinds
 from holdfast.pipeline.definition.model import PipelineDefinition, PostgresSink
 from holdfast.pipeline.ledger import Entry
-from holdfast.pipeline.positions import Place, Positions
+from holdfast.pipeline.positions import Place
 from holdfast.pipeline.row_digest import database_form, from_database
 
 LEDGER: Final = "holdfast_ledger"
@@ -51,33 +52,23 @@ OFFSETS_TOGETHER: Final = 18
 """Bits: rows of a table without blocks of its own (a view, one in partitions) are put together by their offsets."""
 CONNECT_SECONDS: Final = 10
 
-_ARROW: Final = {
-    "boolean": pa.bool_(),
-    "smallint": pa.int16(),
-    "integer": pa.int32(),
-    "bigint": pa.int64(),
-    "real": pa.float32(),
-    "double precision": pa.float64(),
-    "date": pa.date32(),
+TEXT: Final = "({0})::text"
+_SPARK: Final = {
+    **{name: name for name in ("boolean", "smallint", "integer", "bigint", "real", "date")},
+    "double precision": "double",
 }
-"""Of columns in windows and keys; anything else comes as text, times apart."""
+"""Of columns in windows and keys; anything else comes as text, numbers with a scale and times apart."""
 
 
-class PostgresReader:
+class PostgresReader(SinkReader):
     """One PostgreSQL sink, as it stood when it was opened."""
 
     kind = "postgres"
-    is_exact = True
-    gone_offsets = 0
-    erased: Sequence[ErasedRows] = ()
 
     def __init__(self, definition: PipelineDefinition, sink: PostgresSink) -> None:
-        self.name = sink.name
-        self.takes = sink.rows
+        super().__init__(definition.name, sink.name, sink.rows)
         self._sink = sink
-        self._pipeline = definition.name
         self._connection = self._connect()
-        self._found: list[Finding] = []
         self.rows_seen = 0
         try:
             with self._explained():
@@ -88,6 +79,9 @@ class PostgresReader:
         except BaseException:
             self.close()
             raise
+        self._has_lineage = all(name in self.column_types for name in LINEAGE_COLUMNS)
+        if sink.mode != "append":
+            self.keeps_digests = CONTENT in self.column_types
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         try:
@@ -140,10 +134,6 @@ class PostgresReader:
 
     # -------------------------------------------------------------------- the ledger
 
-    @property
-    def keeps_digests(self) -> bool | None:
-        return CONTENT in self.column_types if self._sink.mode != "append" else None
-
     def _read_ledger(self) -> list[Entry]:
         if not self._has_ledger:
             return []
@@ -151,32 +141,22 @@ class PostgresReader:
             sql.SQL(
                 "SELECT number, entry::text FROM {} WHERE pipeline = %s AND sink = %s ORDER BY number"
             ).format(sql.Identifier(self._sink.schema_name, LEDGER)),
-            (self._pipeline, self.name),
+            (self.pipeline, self.name),
         ).fetchall()
         entries = []
         for number, text in found:
             try:
-                entry = read_entry(text, self._pipeline, self.name)
+                entries.append(read_entry(text, self.pipeline, self.name))
             except ValueError as error:
                 self._altered(f"entry {number} of {LEDGER}: {error}")
                 continue
-            if entry.number != number:
-                self._altered(f"entry {number} of {LEDGER} says that it is {entry.number}")
-            entries.append(entry)
+            if entries[-1].number != number:
+                self._altered(f"entry {number} of {LEDGER} says that it is {entries[-1].number}")
         return entries
-
-    def _altered(self, detail: str) -> None:
-        self._found.append(Finding(Fate.ALTERED, self.name, detail=detail))
-
-    def entries(self) -> Sequence[Entry]:
-        return self._entries
 
     def columns(self) -> Sequence[str]:
         names = ("_hf" if name in LINEAGE_COLUMNS else name for name in self.column_types)
         return [name for name in dict.fromkeys(names) if name != CONTENT]
-
-    def positions(self) -> Positions:
-        return self._entries[-1].positions if self._entries else NOWHERE_YET
 
     # -------------------------------------------------------------------- rows
 
@@ -188,20 +168,21 @@ class PostgresReader:
     def _where(self) -> str:
         return f"{self._sink.schema_name}.{self._sink.table}"
 
-    @property
-    def _has_lineage(self) -> bool:
-        return all(name in self.column_types for name in LINEAGE_COLUMNS)
-
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         self.rows_seen = 0
-        if not self._has_lineage:
-            yield from self._nameless()
-            return
-        for table in self._texts(LINEAGE_COLUMNS, scope=scope):
+        for table in self._texts(LINEAGE_COLUMNS, scope=scope) if self._has_lineage else ():
             self.rows_seen += table.num_rows
             yield from split_columns(
                 *(table.column(name).combine_chunks() for name in LINEAGE_COLUMNS), where=self._where
             )
+        # Rows of a table without lineage are somebody else's, if the pipeline never wrote there.
+        if not self._has_lineage and self.column_types and self._entries:
+            with self._explained():
+                statement = sql.SQL("SELECT count(*) FROM {}").format(self._table)
+                [(self.rows_seen,)] = self._connection.execute(statement)
+            if self.rows_seen:
+                nowhere = np.full(self.rows_seen, -1, np.int64)
+                yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), self._where)
 
     def _slices(self) -> tuple[list[sql.Composable], sql.Composable]:
         """Conditions that cut the table into slices of bounded size; and, where there are none, what else to group
@@ -230,33 +211,17 @@ class PostgresReader:
             for first in range(0, blocks, step)
         ], sql.SQL("")
 
-    def _nameless(self) -> Iterator[LineageBatch]:
-        """Rows of a table without lineage: somebody else's, if the pipeline never wrote there."""
-        if not self.column_types or not self._entries:
-            return
-        with self._explained():
-            found = self._connection.execute(
-                sql.SQL("SELECT count(*) FROM {}").format(self._table)
-            ).fetchone()
-        count = 0 if found is None else int(found[0])
-        self.rows_seen = count
-        if count:
-            nowhere = np.full(count, -1, np.int64)
-            yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), self._where)
-
     def _texts(
         self,
         columns: Sequence[str],
-        *,
-        short_booleans: bool = False,
-        as_numbers: bool = False,
-        scope: SinkScope | None = None,
+        form: Callable[[str], str] = lambda kind: TEXT,
+        scope: SinkScope = EVERYTHING,
     ) -> Iterator[pa.Table]:
-        """Columns of the table as text, a slice at a time; lineage as numbers, and times too if that is wanted."""
+        """Columns of the table as text, in the form that their type has, a slice at a time; lineage as numbers."""
         if not columns or not self.column_types:
             return
         packed = [name for name in columns if name != LINEAGE_COLUMNS[0]]
-        taken = sql.SQL(", ").join(self._packed(name, short_booleans, as_numbers) for name in packed)
+        taken = sql.SQL(", ").join(self._packed(name, form(self.column_types[name])) for name in packed)
         many, together = self._slices()
         for blocks in many:
             statement = sql.SQL("SELECT {}, {} FROM {} WHERE {}{} GROUP BY 1{}").format(
@@ -264,7 +229,7 @@ class PostgresReader:
                 taken,
                 self._table,
                 blocks,
-                _not_below(scope if self._has_lineage else None),
+                _not_below(scope if self._has_lineage else EVERYTHING),
                 together,
             )
             with self._explained(), self._connection.cursor(binary=True) as cursor:
@@ -275,69 +240,58 @@ class PostgresReader:
                         found = {LINEAGE_COLUMNS[0]: pa.repeat(pa.scalar(topic, pa.string()), size), **found}
                     yield pa.table(found)
 
-    def _packed(self, name: str, short_booleans: bool = False, as_numbers: bool = False) -> sql.Composable:
+    def _packed(self, name: str, form: str) -> sql.Composable:
         """Numbers one behind the other; of a text the lengths, -1 for null, and the bytes."""
-        column: sql.Composable = sql.Identifier(name)
         if name in LINEAGE_COLUMNS[1:]:
-            return sql.SQL("string_agg(int8send(coalesce({}::int8, -1)), ''::bytea)").format(column)
-        if short_booleans and self.column_types[name] == "boolean":
-            column = sql.SQL("CASE {} WHEN true THEN 't' WHEN false THEN 'f' END").format(column)
-        form = database_form(self.column_types[name]) if as_numbers else "({0})::text"
-        text = sql.SQL("convert_to(" + form + ", 'UTF8')").format(column)
-        return sql.SQL(
-            "string_agg(int4send(coalesce(octet_length({0}), -1)), ''::bytea), "
-            "string_agg(coalesce({0}, ''::bytea), ''::bytea)"
-        ).format(text)
+            packed = "string_agg(int8send(coalesce({0}::int8, -1)), ''::bytea)"
+        else:
+            text = f"convert_to({form}, 'UTF8')"
+            packed = (
+                f"string_agg(int4send(coalesce(octet_length({text}), -1)), ''::bytea), "
+                f"string_agg(coalesce({text}, ''::bytea), ''::bytea)"
+            )
+        return sql.SQL(packed).format(sql.Identifier(name))
 
-    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope = EVERYTHING) -> Iterator[pa.Table]:
         """Lineage, and these columns as text in the form of COPY, in UTC."""
         lineage = [name for name in LINEAGE_COLUMNS if name in self.column_types]
         wanted = [name for name in columns if name in self.column_types and name not in lineage]
-        yield from self._texts([*lineage, *wanted], short_booleans=True, scope=scope)
+        yield from self._texts([*lineage, *wanted], _copied, scope)
 
-    def _kinds(self, columns: Sequence[str]) -> dict[str, pa.DataType]:
-        found = {}
-        for name in columns:
-            kind = self.column_types[name]
-            if kind in _ARROW:
-                found[name] = _ARROW[kind]
-            elif kind.startswith("numeric(") and "," in kind:
-                precision, scale = kind[8:-1].split(",")
-                found[name] = pa.decimal128(int(precision), int(scale))
-        return found
+    def _kinds(self) -> dict[str, pa.DataType]:
+        """What columns are on the server, where that is no text and no time."""
+        return arrow_kinds(
+            {
+                name: kind if kind.startswith("numeric(") else _SPARK.get(kind, "")
+                for name, kind in self.column_types.items()
+                if name not in LINEAGE_COLUMNS
+            }
+        )
 
-    def _as_values(self, table: pa.Table) -> pa.Table:
-        """Columns of text as what they are on the server."""
-        kinds = self._kinds(table.column_names)
-        found = {}
-        for name in table.column_names:
-            column, kind = table.column(name), self.column_types[name]
-            if name in LINEAGE_COLUMNS[1:]:
-                found[name] = column
-            elif kind in ("timestamp with time zone", "timestamp without time zone"):
-                found[name] = _times(column, kind)
-            else:
-                found[name] = column.cast(kinds[name]) if name in kinds else column
-        return pa.table(found)
-
-    def values(
-        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
-    ) -> Iterator[Values]:
+    def values(self, columns: Sequence[str] | None = None, scope: SinkScope = EVERYTHING) -> Iterator[Values]:
         missing = [name for name in columns or () if name not in self.column_types]
         if columns is not None and (missing or not self._has_lineage):
             if self.column_types:
                 self._altered(f"{self._sink.table} has no column {', '.join(missing) or LINEAGE_COLUMNS[0]}")
             return
+        kinds = self._kinds()
         wanted = self.column_types if columns is None else (*LINEAGE_COLUMNS, *columns)
         for table in self._texts([name for name in wanted if name != CONTENT]):
-            yield Values(self._as_values(table), self._where)
+            found = dict(zip(table.column_names, table.columns, strict=True))
+            found |= {name: found[name].cast(kinds[name]) for name in found.keys() & kinds.keys()}
+            found |= {
+                name: _times(column, self.column_types[name])
+                for name, column in found.items()
+                if self.column_types[name] in TIMES
+            }
+            yield Values(pa.table(found), self._where)
 
-    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+    def contents(self, types: Mapping[str, str], scope: SinkScope = EVERYTHING) -> Iterator[ContentBatch]:
         if not self._has_lineage:
             return
         wanted = [name for name in types if name in self.column_types]
         kept = [CONTENT] if self.keeps_digests else []
-        for table in self._texts([*LINEAGE_COLUMNS, *wanted, *kept], as_numbers=True, scope=scope):
+        for table in self._texts([*LINEAGE_COLUMNS, *wanted, *kept], database_form, scope):
             columns = {name: table.column(name).combine_chunks() for name in table.column_names}
             yield ContentBatch(
                 {name: from_database(columns[name], types[name]) for name in wanted},
@@ -396,14 +350,18 @@ def _whole(text: str | None) -> int | None:
     return None if text is None else int(text) if text.isdigit() else -1
 
 
-def _not_below(scope: SinkScope | None) -> sql.Composable:
+def _copied(kind: str) -> str:
+    """In SQL, the text of a column `{0}` as COPY gives it."""
+    return "(CASE {0} WHEN true THEN 't' WHEN false THEN 'f' END)" if kind == "boolean" else TEXT
+
+
+def _not_below(scope: SinkScope) -> sql.Composable:
     """Leaves out rows from before where a scope starts; rows without lineage stay."""
-    starts = {} if scope is None else {place: start for place, (start, _) in scope.spans.items() if start > 0}
+    behind = " AND (_hf_topic = {} AND _hf_partition = {} AND _hf_offset < {}) IS NOT TRUE"
     return sql.SQL("").join(
-        sql.SQL(" AND (_hf_topic = {} AND _hf_partition = {} AND _hf_offset < {}) IS NOT TRUE").format(
-            sql.Literal(place.topic), sql.Literal(place.partition), sql.Literal(start)
-        )
-        for place, start in starts.items()
+        sql.SQL(behind).format(place.topic, place.partition, start)
+        for place, (start, _) in scope.spans.items()
+        if start > 0
     )
 
 
@@ -431,6 +389,10 @@ def _strings(packed_lengths: bytes, content: bytes) -> pa.Array:
     return found.cast(pa.string())
 
 
+TIMES: Final = {
+    "timestamp with time zone": pa.timestamp("us", tz="UTC"),
+    "timestamp without time zone": pa.timestamp("us"),
+}
 TIME: Final = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?$"
 
 
@@ -438,8 +400,7 @@ def _times(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     """`2026-01-01 10:00:00.5+00`; `infinity`, and years that have more or less than four digits, become null."""
     is_time = pc.match_substring_regex(texts, TIME)
     plain = pc.replace_substring_regex(pc.if_else(is_time, texts, None), r"\+00$", "")
-    times = plain.cast(pa.timestamp("us"))
-    return times if kind == "timestamp without time zone" else times.cast(pa.timestamp("us", tz="UTC"))
+    return plain.cast(pa.timestamp("us")).cast(TIMES[kind])
 
 
 def _first(error: psycopg.Error) -> str:
