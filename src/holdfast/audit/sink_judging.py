@@ -13,7 +13,7 @@ the definition of today has made are judged; another one may have decoded otherw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -175,7 +175,7 @@ class SinkJudge:
         self.upserts = upserts(self.definition)
 
     def judge(self) -> Examined:
-        self._settle(self.left, list(self.mains.values()))
+        self._settle(self.left, self.mains.values())
         for name, own in self.left.own.items():
             self._settle(own, [self.readers[name]])
         return Examined.of((*self._judge(), *self._sides())) + self._ledgers()
@@ -294,9 +294,12 @@ class SinkJudge:
         unread = {(place.topic, place.partition) for place in positions if place not in ends}
         return strays(self.rows.of(reader), positions, ends, is_exact=reader.is_exact, unread=unread)
 
-    def _settle(self, left: Left, mains: Sequence[SinkReader]) -> None:
+    def _held_by(self, readers: Iterable[SinkReader]) -> dict[str, Holding]:
+        return {reader.name: self.rows.of(reader) for reader in readers}
+
+    def _settle(self, left: Left, mains: Collection[SinkReader]) -> None:
         """Records in no sink, of batches whose record of what left is not there: taken for it where the number fits."""
-        books = Books(self.walked, left.routes, {each.name: self.rows.of(each) for each in mains}, {})
+        books = Books(self.walked, left.routes, self._held_by(mains), {})
         for entry in left.unrecorded if mains else ():
             if not ledgers.is_whole(entry, self.scope.spans):
                 continue
@@ -322,7 +325,7 @@ class SinkJudge:
         return found
 
     def _ledgers(self) -> Examined:
-        mains = {name: self.rows.of(reader) for name, reader in self.mains.items()}
+        mains = self._held_by(self.mains.values())
         books = Books(self.walked, self.routes, mains, self.doubtful())
         found = check_intake(self.batches, books)
         books.mains = {name: each for name, each in mains.items() if not self.readers[name].gone_offsets}
@@ -337,15 +340,14 @@ class SinkJudge:
             return Examined()
         dead = self.routes[Fate.DEAD_LETTER]
         routes = {fate: each for fate, each in self.routes.items() if each is not dead}
-        mains = {name: self.rows.of(reader) for name, reader in self.mains.items()}
-        others = Books(self.walked, routes, mains, {})
+        others = Books(self.walked, routes, self._held_by(self.mains.values()), {})
         return Examined.of(watch.examine(dead, self.left.unparsed, others, self.parts))
 
     # -------------------------------------------------------------------- what became of every record
 
     def fates(self, result: StatefulResult | None) -> dict[Place, Fates]:
         """One for each record; windows and tables of keys say more where no sink has every row."""
-        mains = [self.rows.of(reader) for reader in self.mains.values()]
+        mains = list(self._held_by(self.mains.values()).values())
         taken = {reader.takes for reader in self.readers.values()}
         windows = [
             step.name for step in self.definition.steps if isinstance(step, Window) and step.name in taken

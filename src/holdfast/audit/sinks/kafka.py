@@ -50,7 +50,7 @@ from holdfast.audit.sinks.base import (
     read_entry,
 )
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
-from holdfast.pipeline.definition.naming import dead_letter_sink, ledger_topic
+from holdfast.pipeline.definition.naming import ledger_topic
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition, ranges_of
@@ -405,16 +405,9 @@ WHY: Final = {"reason": "reason", "error": "message"}
 class DeadLetters(TopicReader):
     """The dead letters of one pipeline."""
 
-    kind = "dead_letter"
-
     def columns(self) -> Sequence[str]:
         """`headers` are the record's own, `failure` those that say why it is here."""
         return (*super().columns(), "failure")
-
-    def __init__(self, definition: PipelineDefinition, settings: Mapping[str, str]) -> None:
-        sink = dead_letter_sink(definition)
-        assert isinstance(sink, KafkaSink), "dead letters in a table are read as its rows"
-        super().__init__(definition, sink, settings)
 
     def places(self, batch: pa.RecordBatch) -> headers.Places:
         names, values, ends = headers.flat_headers(batch.column("headers"))

@@ -16,7 +16,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.definition.naming import dead_letter_sink
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_sink
 
 
 def open_sink(
@@ -37,14 +37,12 @@ def open_sink(
                 ) from error
             return PostgresReader(definition, sink)
         case KafkaSink():
-            return KafkaReader(definition, sink, settings)
+            reader = DeadLetters if sink.name == DEAD_LETTER_NAME else KafkaReader
+            return reader(definition, sink, settings)
 
 
 def open_dead_letters(definition: PipelineDefinition, settings: Mapping[str, str]) -> SinkReader:
     """A snapshot of the pipeline's dead letters."""
-    sink = dead_letter_sink(definition)
-    if isinstance(sink, KafkaSink):
-        return DeadLetters(definition, settings)
-    reader = open_sink(definition, sink, settings)
+    reader = open_sink(definition, dead_letter_sink(definition), settings)
     reader.kind = "dead_letter"
     return reader
