@@ -17,6 +17,7 @@ from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.left import Departure, Left
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.sinks.base import (
+    EVERYTHING,
     ContentBatch,
     ErasedRows,
     SinkReader,
@@ -129,7 +130,7 @@ def place(partition: int) -> Place:
 
 
 @dataclass
-class Reader:
+class Reader(SinkReader):
     """A sink in memory."""
 
     name: str
@@ -143,9 +144,8 @@ class Reader:
     """Customer, partition, offset: of a table with one row for each key."""
     keeps_digests: bool | None = None
     erased: Sequence[ErasedRows] = ()
-    gone_offsets: int = 0
 
-    def contents(self, types: Mapping[str, str], scope: SinkScope | None = None) -> Iterator[ContentBatch]:
+    def contents(self, types: Mapping[str, str], scope: SinkScope = EVERYTHING) -> Iterator[ContentBatch]:
         return iter(())
 
     def columns(self) -> Sequence[str]:
@@ -160,9 +160,7 @@ class Reader:
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         return iter(())
 
-    def values(
-        self, columns: Sequence[str] | None = None, scope: SinkScope | None = None
-    ) -> Iterator[Values]:
+    def values(self, columns: Sequence[str] | None = None, scope: SinkScope = EVERYTHING) -> Iterator[Values]:
         if columns is not None:
             yield from self._keys()
         elif self.held:
@@ -190,7 +188,7 @@ class Reader:
             place = {"_hf_topic": "orders", "_hf_partition": partition, "_hf_offset": offset, "_hf_index": 0}
             yield Values(pa.Table.from_pylist([{**place, "customer": customer}]))
 
-    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope = EVERYTHING) -> Iterator[pa.Table]:
         return iter(())
 
     def find(self, place: Place, offset: int) -> list[str]:
