@@ -28,7 +28,6 @@ from holdfast.pipeline.core.frames import pickled
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.state import keyed_files
-from holdfast.pipeline.state.keyed import _adopted
 from holdfast.pipeline.state.keyed_files import NEVER, Passed, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
 from holdfast.pipeline.state.segments import StateDamaged
@@ -573,9 +572,9 @@ def test_files_of_a_task_that_ran_twice_are_no_part_of_the_state(tmp_path: Path)
     for name in (keyed_files.file_name(1, "reported"), keyed_files.file_name(1, "lost")):
         (directory / name).write_bytes(file.read_bytes())
     reported = str(directory / keyed_files.file_name(1, "reported"))
-    segment = _adopted(store, str(directory), [None, reported], 0)
+    segment = store.adopt(str(directory), reported=[None, reported])
     assert segment is not None
-    assert store.paths(segment) == [reported]
+    assert [Path(path).name for path in store.paths(segment)] == [Path(reported).name]
     assert [keyed_files.bucket_of(path) for path in store.paths(segment)] == [1]
 
 
@@ -586,7 +585,7 @@ def test_a_reported_file_that_is_not_seen_stops_the_batch(tmp_path: Path) -> Non
     (directory / keyed_files.file_name(1, "seen")).touch()
     unseen = str(directory / keyed_files.file_name(2, "unseen"))
     with pytest.raises(EnvironmentFails, match=re.escape(unseen)):
-        _adopted(store, str(directory), [str(directory / keyed_files.file_name(1, "seen")), unseen], 0)
+        store.adopt(str(directory), reported=[str(directory / keyed_files.file_name(1, "seen")), unseen])
 
 
 def test_many_row_groups_and_ranges_of_hashes_are_one_state(

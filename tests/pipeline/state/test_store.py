@@ -168,6 +168,22 @@ def test_a_version_published_again_replaces_itself(store: StateStore) -> None:
     assert again(store).versions() == (second,)
 
 
+def test_a_task_that_writes_again_after_its_report_writes_beside_the_segment(store: StateStore) -> None:
+    directory = write(store, [5, 9])
+    adopted = store.adopt(directory, reported=[os.path.join(directory, "part-0.parquet"), None])
+    assert adopted is not None
+    pq.write_table(pa.table({"_until": [1]}), os.path.join(directory, "late.parquet"))
+    (path,) = store.paths(adopted)
+    assert os.listdir(os.path.dirname(path)) == ["part-0.parquet"]
+    published(store, 1, at(1), adopted)
+    store.gc([])
+    assert [name for name in everything(store) if name.startswith("data")] == list(adopted.files)
+
+
+def test_nothing_reported_is_no_segment(store: StateStore) -> None:
+    assert store.adopt(write(store, [5]), reported=[None]) is None
+
+
 def test_a_version_cannot_name_what_was_not_adopted(store: StateStore) -> None:
     good = segment(store, [1])
     with pytest.raises(ValueError, match="not adopted"):

@@ -47,7 +47,6 @@ from holdfast.pipeline.state.segments import (
     alive,
     check_present,
     merged_tier,
-    not_seen,
     segments_to_merge,
     with_merged,
 )
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
-    from holdfast.pipeline.state.store import StateStore
 
 BUCKETS: Final = 8
 """Of a new state: files of a segment, and the greatest number of tasks that can work side by side."""
@@ -403,22 +401,12 @@ def _segments(
     merging: Sequence[Segment],
 ) -> tuple[Segment, ...]:
     """The state's segments where the batch ends."""
-    added = _adopted(context.store, job.state_directory, [report["state_file"] for report in reports], 0)
-    tier = merged_tier(merging) if merging else 0
-    merged = _adopted(
-        context.store, job.merged_directory, [report["merged_file"] for report in reports], tier
+    added, merged = (
+        context.store.adopt(directory, tier, reported=[report[name] for report in reports])
+        for directory, tier, name in (
+            (job.state_directory, 0, "state_file"),
+            (job.merged_directory, merged_tier(merging) if merging else 0, "merged_file"),
+        )
     )
     segments = with_merged(kept, merging, merged) if merging else kept
     return (*segments, *([added] if added else []))
-
-
-def _adopted(store: StateStore, directory: str, reported: Sequence[str | None], tier: int) -> Segment | None:
-    """The files that were reported as a segment; what a task left that ran twice goes."""
-    names = os.listdir(directory)
-    unseen = [path for path in reported if path is not None and os.path.basename(path) not in names]
-    if unseen:
-        raise not_seen(f"a task wrote state to {unseen[0]}, and this machine does not see it there")
-    for name in names:
-        if os.path.join(directory, name) not in reported:
-            os.unlink(os.path.join(directory, name))
-    return store.adopt(directory, tier)

@@ -24,7 +24,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +37,7 @@ from holdfast.pipeline.state.segments import (
     StateDamaged,
     StepState,
     check_present,
+    not_seen,
     take_over,
 )
 
@@ -204,8 +205,16 @@ class StateStore:
         os.makedirs(parent, exist_ok=True)
         return os.path.join(parent, f"{step}-{self._handed_out}")
 
-    def adopt(self, path: str, tier: int = 0) -> Segment | None:
-        """What was written there (Parquet, with `_until bigint`) as a durable segment; None when it has no rows."""
+    def adopt(
+        self, path: str, tier: int = 0, *, reported: Sequence[str | None] | None = None
+    ) -> Segment | None:
+        """What was written there (Parquet, with `_until bigint`) as a durable segment; None when it has no rows.
+
+        Where tasks wrote the files themselves, those that were `reported` count. They move to a directory of their own:
+        all that lies in a segment's directory is read, and a task that runs twice may still write where it began.
+        """
+        if reported is not None:
+            path = _moved(path, [file for file in reported if file is not None])
         segment = take_over(self.path, path, self.disk, tier)
         if segment is not None:
             self._durable.update(segment.files)
@@ -219,8 +228,13 @@ class StateStore:
         *,
         until_above: int | None = None,
         until_to: int | None = None,
+        whole: bool = False,
     ) -> DataFrame | None:
-        """The rows whose `_until` is above the one and not past the other; None when no segment can have any."""
+        """The rows whose `_until` is above the one and not past the other; None when no segment can have any.
+
+        `whole`: all rows of segments that can have any. Spark writes the times into the code it generates, and compiles
+        that anew for each batch.
+        """
         from pyspark.sql import functions as f
 
         segments = state.segments if isinstance(state, StepState) else state
@@ -233,7 +247,7 @@ class StateStore:
         folders = sorted({os.path.dirname(name) for segment in chosen for name in segment.files})
         paths = [os.path.join(self.path, folder) for folder in folders]
         rows = spark.read.schema(schema).options(**_VERIFIED).parquet(*paths)
-        if not all(segment.lies_within(until_above, until_to) for segment in chosen):
+        if not whole and not all(segment.lies_within(until_above, until_to) for segment in chosen):
             if until_above is not None:
                 rows = rows.where(f.col(UNTIL) > until_above)
             if until_to is not None:
@@ -336,6 +350,18 @@ class StateStore:
             if directory != self._data_path and not os.listdir(directory):
                 os.rmdir(directory)
         self._durable &= named
+
+
+def _moved(directory: str, files: Sequence[str]) -> str:
+    """Where these files of the directory are now; what else is in it no manifest names, so it goes with `gc`."""
+    there = {os.path.join(directory, name) for name in os.listdir(directory)}
+    moved = f"{directory}-reported"
+    os.mkdir(moved)
+    for file in files:
+        if file not in there:
+            raise not_seen(f"a task wrote state to {file}, and this machine does not see it there")
+        os.rename(file, os.path.join(moved, os.path.basename(file)))
+    return moved
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
