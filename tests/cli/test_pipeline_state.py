@@ -151,6 +151,24 @@ def test_csv_has_bytes_as_base64_and_what_is_nested_as_json(
     assert out.read_text() == '"raw","list","_until"\n"AP8=","[1, 2]",1\n,,2\n'
 
 
+def test_moments_are_exported_alike_whoever_stored_them(
+    run_here_anywhere: Run, file: Path, store: StateStore, tmp_path: Path
+) -> None:
+    """Spark stores them in twelve bytes without a zone, our tasks in eight; some lie where nanoseconds do not reach."""
+    moments = pa.array([0, 40_000_000_000_000_000], pa.timestamp("us", "UTC"))
+    ours = pa.table({"at": moments, "_until": pa.array([1, 2], pa.int64())})
+    sparks = store.segment_dir("a-2", "totals")
+    os.mkdir(sparks)
+    pq.write_table(ours, os.path.join(sparks, "part-0.parquet"), use_deprecated_int96_timestamps=True)
+    adopted = store.adopt(sparks)
+    assert adopted is not None
+    publish(store, 1, segment(store, ours), adopted)
+    out = tmp_path / "out.parquet"
+    done = run_here_anywhere("pipeline", "state", "export", str(file), "--step", "totals", "--to", str(out))
+    assert done.returncode == 0, done.stderr
+    assert pq.read_table(out).column("at").combine_chunks().equals(pa.concat_arrays([moments, moments]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -137,14 +137,24 @@ def export_rows(store: StateStore, segments: Sequence[Segment], path: str) -> in
 
 
 def _common_schema(files: Sequence[str]) -> pa.Schema:
-    """Of all of them: a segment from before a step got a column lacks it."""
-    schemas = [pq.read_schema(file).remove_metadata() for file in files]
+    """Of all of them: a segment from before a step got a column lacks it. What Spark writes has no zone."""
+    schemas = [_in_utc(pq.read_schema(file).remove_metadata()) for file in files]
     return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
+
+
+def _in_utc(schema: pa.Schema) -> pa.Schema:
+    """Timestamps that Spark stores in twelve bytes, which are read without their zone, as the moments that they are."""
+    moment = pa.timestamp("us", "UTC")
+    return pa.schema(
+        [field.with_type(moment) if field.type == pa.timestamp("ns") else field for field in schema]
+    )
 
 
 def _batches(files: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for file in files:
-        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+        with pq.ParquetFile(
+            file, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+        ) as opened:
             for batch in opened.iter_batches():
                 columns = [
                     batch.column(field.name).cast(field.type)
