@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast.pipeline.engine.operators as operators
+from holdfast.pipeline.core import frames
 from holdfast.pipeline.core.failures import RuleBroken, StepError, Unbalanced
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -162,7 +163,7 @@ class TestObserved:
     def test_a_sink_that_spark_does_not_observe_costs_a_job(
         self, routed: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(operators, "OBSERVED_WITHIN_S", 0.0)
+        monkeypatch.setattr(frames, "OBSERVED_WITHIN_S", 0.0)
         monkeypatch.setattr(
             MemorySink, "prepare", lambda sink, _, rows: MemoryPrepared(sink, [], rows.rdd.count(), None)
         )

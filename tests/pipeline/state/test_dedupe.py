@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.state_batches import GAMES, Played, Player, Record, placed
 from tests.support.tiers import by_tier
 
-from holdfast.pipeline.core.failures import StepError
+from holdfast.pipeline.core.failures import StepError, Unbalanced
+from holdfast.pipeline.core.frames import raise_reported
 from holdfast.pipeline.core.sql import ddl_schema
 from holdfast.pipeline.definition.model import Dedupe, PipelineDefinition, Source
+from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.state import dedupe
 from holdfast.pipeline.state.dedupe import Chain, DedupeOperator
 from holdfast.pipeline.state.operator import operator_of
@@ -90,7 +96,8 @@ def as_expected(played: Played, spark: SparkSession) -> Expected:
         sorted(played.late),
         sorted(played.duplicates),
         sorted((row["k"], row["_t"]) for row in memory),
-        played.counters["expired"],
+        # Rows that are over go with their segment, or with the next merge.
+        played.counters["expired"] + played.state.rows - len(memory),
     )
 
 
@@ -126,7 +133,9 @@ def test_rows_and_memory_are_those_of_the_rule_in_any_batching(
     cuts = chance.sample(range(len(log)), chance.randint(1, CUTS_MAX))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dedupe, "SIFTED_ROWS_MIN", chance.choice([0, len(log)]))
+        patch.setattr(dedupe, "SMALL_ROWS", chance.choice([0, len(log)]))
+        patch.setattr(dedupe, "TASK_ROWS_MAX", chance.choice([7, len(log)]))
+        patch.setattr(dedupe, "SLAB_ROWS", chance.choice([3, len(log)]))
         played = player.play(once(), log, cuts, twice={1})
 
     assert as_expected(played, spark) == expected(log)
@@ -238,6 +247,118 @@ def test_without_event_time_there_is_no_within() -> None:
     definition = PipelineDefinition("p", Source(("t",)), steps=(Dedupe("once", ("k",)),))
     with pytest.raises(StepError, match="event_time"):
         operator_of(definition.steps[0], definition)
+
+
+# ---------------------------------------------------------------------------- what a task does
+
+MOMENT = 300_000_000_000_000_000
+"""Microseconds; Python's own times end some thousands of years before."""
+VALUES: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.string(), "a", "b"),
+    (pa.binary(), b"\xff", b"\xfe"),
+    (pa.int64(), 2**62, 2**62 + 1),
+    (pa.bool_(), True, False),
+    (pa.decimal128(38, 2), Decimal("1.50"), Decimal("1.51")),
+    (pa.date32(), -1_000_000, -1_000_001),
+    (pa.timestamp("us", "UTC"), MOMENT, MOMENT + 1),
+    (pa.timestamp("us"), -MOMENT, 1 - MOMENT),
+    (pa.string(), None, ""),
+]
+
+
+def judged(
+    path: Path, columns: Mapping[str, pa.Array], known: int, *, dead_to_ms: int | None = None
+) -> tuple[dict[str, Any], list[int], pa.Table | None]:
+    """The report of one task over rows of one time, the first `known` of the state; offsets that are duplicates; and
+    what it keeps."""
+    count = len(next(iter(columns.values())))
+    places = [None] * known + list(range(count - known))
+    batch = pa.record_batch(
+        {
+            "_h": pa.array([7] * count, pa.int64()),
+            **columns,
+            "_new": pa.array([offset is not None for offset in places]),
+            "_hf_topic": pa.array([None if offset is None else "t" for offset in places]),
+            "_hf_partition": pa.array([None if offset is None else 0 for offset in places], pa.int32()),
+            "_hf_offset": pa.array(places, pa.int64()),
+            "_hf_index": pa.array([None if offset is None else 0 for offset in places], pa.int32()),
+            "_t": pa.array([100] * count, pa.int64()),
+        }
+    )
+    for name in ("state", "places"):
+        (path / name).mkdir(exist_ok=True)
+    job = dedupe._Job(WITHIN_MS, tuple(columns), dead_to_ms, str(path / "state"), str(path / "places"))
+    report = json.loads(next(dedupe._judge(job, [batch])).column("report")[0].as_py())
+    assert "failure" not in report
+    doubles = pq.read_table(report["places_file"]) if report["places_file"] else None
+    offsets = [] if doubles is None else sorted(doubles.column("_hf_offset").to_pylist())
+    assert report["doubled"] == [len(offsets), sum(place_hash("t", 0, each) for each in offsets) & MASK]
+    return report, offsets, pq.read_table(report["state_file"]) if report["state_file"] else None
+
+
+@pytest.mark.parametrize(("kind", "one", "other"), VALUES, ids=str)
+def test_keys_with_the_same_hash_are_told_apart_by_value(
+    tmp_path: Path, kind: pa.DataType, one: Any, other: Any
+) -> None:
+    keys = {"k": pa.array([one, one, other, other], kind), "n": pa.array([1, 1, 1, 1])}
+    _, doubles, kept = judged(tmp_path, keys, 1)
+    assert doubles == [0, 2]
+    assert kept is not None
+    assert kept.column("k").cast(kind).combine_chunks().equals(pa.array([other], kind))
+    assert kept.column("_until").to_pylist() == [100 + 2 * WITHIN_MS]
+
+
+def test_what_is_over_where_the_batch_ends_is_counted_and_not_kept(tmp_path: Path) -> None:
+    report, doubles, kept = judged(
+        tmp_path, {"k": pa.array(["a", "a", "b"])}, 0, dead_to_ms=100 + 2 * WITHIN_MS
+    )
+    assert (report["dead"], doubles, kept) == (2, [1], None)
+
+
+def test_a_task_without_rows_reports_nothing_and_leaves_no_file(tmp_path: Path) -> None:
+    job = dedupe._Job(WITHIN_MS, ("k",), None, str(tmp_path), str(tmp_path))
+    report = json.loads(next(dedupe._judge(job, [])).column("report")[0].as_py())
+    assert report == {"doubled": [0, 0], "dead": 0, "state_file": None, "places_file": None}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fails_a_task_is_told_as_it_was(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    job = dedupe._Job(WITHIN_MS, ("k",), None, gone, gone)
+    rows = pa.record_batch({"_h": pa.array([1]), "k": pa.array(["a"]), "_new": pa.array([True])})
+    for name, kind in (("_hf_topic", pa.string()), ("_hf_partition", pa.int32())):
+        rows = rows.append_column(name, pa.array([None], kind))
+    for name in ("_hf_offset", "_hf_index", "_t"):
+        rows = rows.append_column(name, pa.array([1], pa.int64()))
+    report = json.loads(next(dedupe._judge(job, [rows])).column("report")[0].as_py())
+    with pytest.raises(FileNotFoundError, match="gone"):
+        raise_reported([report])
+
+
+def test_a_batch_that_is_not_small_is_judged_by_tasks_alike(
+    player: Player, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "SMALL_ROWS", 0)
+    monkeypatch.setattr(dedupe, "TASK_ROWS_MAX", 2)
+    played = player.play(once(), TELLING, CUTS)
+    assert as_expected(played, spark) == expected(TELLING)
+
+
+def test_a_batch_that_spark_does_not_count_on_the_way_is_counted_after_it(
+    player: Player, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "metrics_of", lambda observation: None)
+    played = player.play(once(), TELLING)
+    assert as_expected(played, spark) == expected(TELLING)
+
+
+def test_rows_that_no_task_accounts_for_stop_the_batch(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = dedupe._judged
+    monkeypatch.setattr(dedupe, "_judged", lambda job, batches: {**judged(job, batches), "dead": 1})
+    with pytest.raises(Unbalanced, match="of 4 rows"):
+        player.play(once(), TELLING, CUTS)
 
 
 # ---------------------------------------------------------------------------- the chain

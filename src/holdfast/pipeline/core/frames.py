@@ -11,17 +11,21 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
     from pyspark.sql.types import StructType
 
     ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+OBSERVED_WITHIN_S: Final = 5.0
+"""Metrics come after the job that made them, by another thread; longer than this is never."""
 
 
 def map_in_arrow(frame: DataFrame, function: ArrowFunction, schema: StructType | str) -> DataFrame:
@@ -45,6 +49,18 @@ def reports_of(frame: DataFrame, task: ArrowFunction, schema: str, *, is_small: 
 
 def reported(reports: Iterable[pa.RecordBatch]) -> list[Mapping[str, Any]]:
     return [row for batch in reports for row in batch.to_pylist()]
+
+
+def metrics_of(observation: Observation) -> Mapping[str, Any] | None:
+    """What was observed while a job ran; nothing when it does not come: an action that Spark does not observe."""
+    made: Any = observation._jo
+    deadline_s = time.monotonic() + OBSERVED_WITHIN_S
+    while not made.future().isCompleted():
+        if time.monotonic() > deadline_s:
+            return None
+        time.sleep(0.002)
+    metrics: Mapping[str, Any] = observation.get
+    return metrics or None
 
 
 @contextmanager

@@ -14,14 +14,14 @@ Batches with other steps are always counted so, before any sink sees a row.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from holdfast.pipeline.aside import DUPLICATE, FILTERED, LATE, LATE_FOR
 from holdfast.pipeline.core.failures import RuleBroken, StepError, Unbalanced
+from holdfast.pipeline.core.frames import metrics_of
 from holdfast.pipeline.core.sql import LINEAGE, NARROW, PLACE, literal, quoted
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, Python, Sql, Step
@@ -46,8 +46,6 @@ PARSE: Final = "parse"
 KEPT_RESERVED: Final = ("_unknown",)
 EXAMPLES: Final = 5
 """Of rows that break a rule, named in the error."""
-OBSERVED_WITHIN_S: Final = 5.0
-"""Metrics come after the job that made them, by another thread; longer than this is never."""
 
 RECORD: Final = (
     f"{LINEAGE}.key AS _key",
@@ -207,7 +205,7 @@ class Rules(BatchOperator):
 
     def take_observed(self, given: Counted) -> bool:
         """Take what Spark observed, if all of it is there and adds up."""
-        metrics = _metrics(self.observation) if self.observation is not None else None
+        metrics = metrics_of(self.observation) if self.observation is not None else None
         if metrics is None:
             return False
         for route in range(len(self.turning) + 1):
@@ -387,8 +385,9 @@ class Stateful(BatchOperator):
         outputs = {self._STREAMS[each.number][1]: each.output for each in self.leaving()}
         if self.has_own_rows and self.result.late.rows:
             outputs = {LATE_ROWS: SideOutput(LATE_FOR, self.step.name, self.result.late)}
+        frames = {**self.result.streams, **self.result.places}
         return [
-            Gathering(partial(_coded, self.result.streams[stream], code), {code: output})
+            Gathering(partial(_coded, frames[stream], code), {code: output})
             for code, (stream, output) in enumerate(outputs.items(), start=base)
         ]
 
@@ -438,18 +437,6 @@ def _observed(operators: Sequence[BatchOperator], given: Counted) -> bool:
                 return False
             given = operator.counts.get(ALIVE, NONE)
     return True
-
-
-def _metrics(observation: Observation) -> Mapping[str, Any] | None:
-    """Nothing when they do not come: an action that Spark does not observe."""
-    made: Any = observation._jo
-    deadline_s = time.monotonic() + OBSERVED_WITHIN_S
-    while not made.future().isCompleted():
-        if time.monotonic() > deadline_s:
-            return None
-        time.sleep(0.002)
-    metrics: Mapping[str, Any] = observation.get
-    return metrics or None
 
 
 # ---------------------------------------------------------------------------- rules

@@ -68,6 +68,8 @@ class OperatorResult:
     """Of `rows`."""
     streams: Mapping[str, DataFrame] = field(default_factory=dict)
     """`late` and `duplicates`: input rows as they came."""
+    places: Mapping[str, DataFrame] = field(default_factory=dict)
+    """Of such a stream, where that is known without its rows: their lineage as far as it says where they are."""
     counters: Mapping[str, int] = field(default_factory=dict)
     """For progress and metrics: `closed`, `expired`, `corrected`, `late_windows`…"""
 
