@@ -25,7 +25,8 @@ class ModuleNames:
         self.tree = tree
         self.file = file
         self.parents: dict[ast.AST, ast.AST] = {}
-        self.imports: dict[str, str] = {}
+        self._imports: defaultdict[str, dict[Scope, str]] = defaultdict(dict)
+        """What an imported name means, by where it is imported: two functions may import two things by one name."""
         self._assigned: defaultdict[tuple[Scope, str], list[ast.expr | None]] = defaultdict(list)
         self._filled: defaultdict[tuple[Scope, str], list[ast.AST]] = defaultdict(list)
         self._resolving: set[ast.expr] = set()
@@ -48,10 +49,10 @@ class ModuleNames:
             case ast.Import():
                 for alias in node.names:
                     name = alias.asname or alias.name.partition(".")[0]
-                    self.imports[name] = alias.name if alias.asname else name
+                    self._imports[name][self.scope_of(node)] = alias.name if alias.asname else name
             case ast.ImportFrom(module=str(module)):
                 for alias in node.names:
-                    self.imports[alias.asname or alias.name] = f"{module}.{alias.name}"
+                    self._imports[alias.asname or alias.name][self.scope_of(node)] = f"{module}.{alias.name}"
             case ast.Assign():
                 for target in node.targets:
                     self._bind(target, node.value if isinstance(target, ast.Name) else None)
@@ -108,14 +109,19 @@ class ModuleNames:
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
 
-    def binding_scope(self, node: ast.AST, name: str) -> Scope:
-        """The scope whose name this is, from the inside out; classes are not seen from their functions."""
+    def scopes_seen_from(self, node: ast.AST) -> Iterator[Scope]:
+        """From the inside out; classes are not seen from their functions."""
         first = True
         for parent in self.ancestors(node):
             if isinstance(parent, (*FUNCTIONS, ast.Module)) or (isinstance(parent, ast.ClassDef) and first):
                 first = False
-                if (parent, name) in self._assigned and (parent, name) not in self._elsewhere:
-                    return parent
+                yield parent
+
+    def binding_scope(self, node: ast.AST, name: str) -> Scope:
+        """The scope whose name this is."""
+        for scope in self.scopes_seen_from(node):
+            if (scope, name) in self._assigned and (scope, name) not in self._elsewhere:
+                return scope
         return self.tree
 
     def assigned(self, node: ast.AST, name: str) -> ast.expr | None:
@@ -127,14 +133,20 @@ class ModuleNames:
         """The full name of what an expression names, through imports; empty when it is no name."""
         match node:
             case ast.Name(id=name):
-                return self.imports.get(name, name)
+                if (imported := self._imports.get(name)) is None:
+                    return name
+                return next((imported[each] for each in self.scopes_seen_from(node) if each in imported), name)
             case ast.Attribute(value=base, attr=attribute):
                 inner = self.meaning(base)
                 return f"{inner}.{attribute}" if inner else ""
         return ""
 
     def imports_from(self, package: str) -> bool:
-        return any(name == package or name.startswith(f"{package}.") for name in self.imports.values())
+        return any(
+            name == package or name.startswith(f"{package}.")
+            for imported in self._imports.values()
+            for name in imported.values()
+        )
 
     def constant(self, node: ast.expr) -> Any:
         """A plain value, or UNKNOWN."""
