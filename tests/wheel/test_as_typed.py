@@ -33,7 +33,7 @@ Install = Callable[..., Installed]
 
 WAIT_SECONDS_MAX = 280.0
 LOOK_SECONDS = 0.1
-ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost|kafka):9092\b")
+ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost):9092\b")
 READY = re.compile(r"ready on (127\.0\.0\.1:\d+)")
 GROUP = re.compile(r'group="([^"]+)"')
 TOPICS = re.compile(r'topics=\["([^"]+)"\]')
@@ -41,17 +41,9 @@ NOISE = re.compile(r"^%\d\|(?!.*Broker handle destroyed without termination: ret
 """How librdkafka logs to standard error. That it gives up the address it was given for the broker's own, on a busy
 machine while it is asking there for a producer id, is no complaint."""
 
-FINDS = ("doctor --code", "doctor docker-compose.yml")
-"""End with 1 on what is laid before them here."""
-LAID = {
-    "src/app.py": "from confluent_kafka import Producer\n",
-    "producer.properties": "acks=0\n",
-    "docker-compose.yml": "services: {kafka: {image: 'apache/kafka:4.1.0', environment: {KAFKA_NODE_ID: 1}}}\n",
-    "k8s/orders.yaml": "apiVersion: kafka.strimzi.io/v1\nkind: KafkaTopic\nspec: {partitions: 3, replicas: 1}\n",
-    "connectors/sink.json": '{"name": "s", "config": {"connector.class": "x.JdbcSinkConnector", "topics": "orders"}}\n',
-}
-"""What the doctor is shown."""
-ELSEWHERE = ("cluster up",)
+FINDS = ("doctor --code",)
+"""Ends with 1 on the settings that were laid before it."""
+ELSEWHERE = ("cluster up", "cluster down")
 """Tried by tests of its own, with the Java and the jars it needs."""
 WITH_SPARK = ("pipeline run", "audit pipeline my-pipeline", "trace ", "examples/pipelines/run.py")
 LONG = (*WITH_SPARK, "lab run")
@@ -81,9 +73,6 @@ class Newcomer:
         self._errors = directory / "errors.txt"
         (directory / "examples").symlink_to(ROOT / "examples")
         (directory / "README.md").symlink_to(ROOT / "README.md")
-        for name, text in LAID.items():
-            (directory / name).parent.mkdir(exist_ok=True)
-            (directory / name).write_text(text)
 
     def read(self, page: str) -> None:
         for section in sections(page):

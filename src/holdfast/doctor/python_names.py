@@ -135,7 +135,9 @@ class ModuleNames:
             case ast.Name(id=name):
                 if (imported := self._imports.get(name)) is None:
                     return name
-                return next((imported[each] for each in self.scopes_seen_from(node) if each in imported), name)
+                return next(
+                    (imported[each] for each in self.scopes_seen_from(node) if each in imported), name
+                )
             case ast.Attribute(value=base, attr=attribute):
                 inner = self.meaning(base)
                 return f"{inner}.{attribute}" if inner else ""
