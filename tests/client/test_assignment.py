@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.client import Consumer as Member
 from holdfast.client.consuming.assignment import Assignment, CommittedOffsetLost, LostOffsets, Start
 from holdfast.client.consuming.commits import Note
 from holdfast.client.consuming.marks import GroupMarks, Mark
@@ -69,6 +70,16 @@ def test_a_member_that_is_not_answered_asks_as_a_stranger(
 def test_a_refusal_is_not_asked_around(holdfast_broker: BrokerProcess, real: Consumer) -> None:
     with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
         begin(holdfast_broker, real, KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
+def test_a_session_that_the_broker_refuses_is_not_asked_for_again_and_again(
+    holdfast_broker: BrokerProcess,
+) -> None:
+    holdfast_broker.create_topic("work")
+    short = {"session.timeout.ms": 1500}  # group.min.session.timeout.ms is 6000
+    consumer = Member(holdfast_broker.bootstrap_servers, group="workers", topics=["work"], config=short)
+    with pytest.raises(KafkaException, match="INVALID_SESSION_TIMEOUT"):
+        consumer.run(print)
 
 
 def test_a_position_behind_an_open_transaction_is_in_the_log(

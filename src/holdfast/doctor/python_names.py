@@ -25,7 +25,7 @@ class ModuleNames:
         self.tree = tree
         self.file = file
         self.parents: dict[ast.AST, ast.AST] = {}
-        self._imports: defaultdict[str, dict[Scope, str]] = defaultdict(dict)
+        self._imports: dict[tuple[Scope, str], str] = {}
         """What an imported name means, by where it is imported: two functions may import two things by one name."""
         self._assigned: defaultdict[tuple[Scope, str], list[ast.expr | None]] = defaultdict(list)
         self._filled: defaultdict[tuple[Scope, str], list[ast.AST]] = defaultdict(list)
@@ -49,10 +49,10 @@ class ModuleNames:
             case ast.Import():
                 for alias in node.names:
                     name = alias.asname or alias.name.partition(".")[0]
-                    self._imports[name][self.scope_of(node)] = alias.name if alias.asname else name
+                    self._imports[self.scope_of(node), name] = alias.name if alias.asname else name
             case ast.ImportFrom(module=str(module)):
                 for alias in node.names:
-                    self._imports[alias.asname or alias.name][self.scope_of(node)] = f"{module}.{alias.name}"
+                    self._imports[self.scope_of(node), alias.asname or alias.name] = f"{module}.{alias.name}"
             case ast.Assign():
                 for target in node.targets:
                     self._bind(target, node.value if isinstance(target, ast.Name) else None)
@@ -101,21 +101,16 @@ class ModuleNames:
 
     def scope_of(self, node: ast.AST) -> Scope:
         """The function, class or module that a name at this node would be bound in."""
-        for parent in self.ancestors(node):
-            if isinstance(parent, (ast.Module, ast.ClassDef, *FUNCTIONS)):
-                return parent
-        return self.tree
+        kinds = (ast.Module, ast.ClassDef, *FUNCTIONS)
+        return next((each for each in self.ancestors(node) if isinstance(each, kinds)), self.tree)
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
 
     def scopes_seen_from(self, node: ast.AST) -> Iterator[Scope]:
         """From the inside out; classes are not seen from their functions."""
-        first = True
-        for parent in self.ancestors(node):
-            if isinstance(parent, (*FUNCTIONS, ast.Module)) or (isinstance(parent, ast.ClassDef) and first):
-                first = False
-                yield parent
+        yield (inner := self.scope_of(node))
+        yield from (each for each in self.ancestors(inner) if isinstance(each, (ast.Module, *FUNCTIONS)))
 
     def binding_scope(self, node: ast.AST, name: str) -> Scope:
         """The scope whose name this is."""
@@ -133,22 +128,15 @@ class ModuleNames:
         """The full name of what an expression names, through imports; empty when it is no name."""
         match node:
             case ast.Name(id=name):
-                if (imported := self._imports.get(name)) is None:
-                    return name
-                return next(
-                    (imported[each] for each in self.scopes_seen_from(node) if each in imported), name
-                )
+                seen = ((scope, name) for scope in self.scopes_seen_from(node))
+                return next((self._imports[each] for each in seen if each in self._imports), name)
             case ast.Attribute(value=base, attr=attribute):
                 inner = self.meaning(base)
                 return f"{inner}.{attribute}" if inner else ""
         return ""
 
     def imports_from(self, package: str) -> bool:
-        return any(
-            name == package or name.startswith(f"{package}.")
-            for imported in self._imports.values()
-            for name in imported.values()
-        )
+        return any(name == package or name.startswith(f"{package}.") for name in self._imports.values())
 
     def constant(self, node: ast.expr) -> Any:
         """A plain value, or UNKNOWN."""

@@ -45,6 +45,7 @@ HOPELESS: Final = frozenset(
     (
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.INVALID_SESSION_TIMEOUT,
         KafkaError._FATAL,
     )
 )
