@@ -19,6 +19,7 @@ from tests.support.reader_cases import (
 
 from holdfast.reader import Cluster, OffsetGone, TopicPartition, TopicRecreated
 from holdfast.testing.apache import ApacheKafka
+from holdfast.testing.engines import wait_until
 
 pytestmark = pytest.mark.check
 
@@ -89,15 +90,20 @@ def test_recreated_topics_and_deleted_records_are_errors_on_apache_kafka(
 
 
 def _create_again(admin: AdminClient, topic: str) -> None:
-    """The old one is still being deleted for a moment."""
+    """The old one is still being deleted for a moment, and the new one unknown to the broker for another."""
     from confluent_kafka import KafkaException
 
-    for attempt in range(100):
+    def is_made() -> bool:
         try:
             admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
         except KafkaException as error:
-            if attempt == 99 or error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise
-            admin.list_topics(timeout=10)
-        else:
-            return
+            return False
+        return True
+
+    wait_until(is_made, "the old topic is deleted")
+    wait_until(
+        lambda: admin.list_topics(topic, timeout=10).topics[topic].error is None,
+        "the broker knows the new topic",
+    )
