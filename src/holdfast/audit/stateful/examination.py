@@ -116,7 +116,7 @@ class StatefulCheck:
         """What has to see every record of these spans."""
         if not self.stateful and not self.upserts:
             return None
-        self._spans = dict(spans)
+        self.scope = dict(spans)
         keeps_ids = any(isinstance(step, Dedupe) and step.by == "hf-id" for step in self.stateful)
         wanted = sorted({name for name in self._wanted() if name in self.types})
         known = self._before.rows if self._before is not None else None
@@ -157,7 +157,7 @@ class StatefulCheck:
         self.left, self.ends, self.computing = left, ends, computing
         self.readers = {reader.name: reader for reader in readers}
         self.rows = self._recorder.finish()
-        spans = self._spans.items()
+        spans = self.scope.items()
         self.scope = {place: (start, min(end, ends.get(place, end))) for place, (start, end) in spans}
         size = len(self.rows)
         self._found = Examined()

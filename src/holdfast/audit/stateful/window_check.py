@@ -150,11 +150,9 @@ class WindowCheck:
     def __post_init__(self) -> None:
         self.measure = Measure.of(self.step)
         self._given_before: Windows | None = None
-        self._is_upsert = merged(self.sink) is not None
         self.is_fixed = self.step.emit == "closed" and self.measure.hold_ms == 0
         self._told = Told(self.reader.name, self.step.name)
         self._account = WindowAccount(self.reader.name, self.step.name)
-        self._numbers = self.chain.numbers
         self._hidden = self.chain.made_by(self.others)
         """Batches whose windows were others."""
         places = (batch for each in self.reader.erased for batch in each.places)
@@ -162,6 +160,10 @@ class WindowCheck:
         """Rows that were taken out on purpose, by the batch that had given them out."""
         self.is_open: Flags = np.zeros(len(self.source), np.bool_)
         """Rows of the source in windows that are not given out yet."""
+
+    @property
+    def _is_upsert(self) -> bool:
+        return merged(self.sink) is not None
 
     def examine(self) -> Examined:
         try:
@@ -208,7 +210,7 @@ class WindowCheck:
 
     def _without_hidden(self, held: Windows) -> tuple[Windows, int]:
         """Rows that are judged, and how many are not: those of another definition, or from before a reset."""
-        is_other = np.isin(held["turn"], self._numbers[self._hidden])
+        is_other = np.isin(held["turn"], self.chain.numbers[self._hidden])
         is_before = held["turn"] <= self._reset_at()
         if is_other.any() or is_before.any():
             self._why = RESET if is_before.any() else "another version of the definition made it"
@@ -260,7 +262,7 @@ class WindowCheck:
         """Rows up to the audit's end, and those of later batches; those of no batch are told."""
         is_later = np.zeros(len(held), np.bool_)
         if self.chain.is_whole:
-            is_later = held["turn"] > self._numbers.max(initial=UNNUMBERED)
+            is_later = held["turn"] > self.chain.numbers.max(initial=UNNUMBERED)
             if self.chain.beyond is None and self.reader.is_exact:
                 self._tell(Fate.EXTRA, held, np.flatnonzero(is_later), "is of a batch that no ledger has")
         return held[~is_later], held[is_later]
@@ -296,7 +298,7 @@ class WindowCheck:
         if is_session and not self.is_fixed:
             return Due(due, waiting, parts, False) if is_closed else Due(found, found[:0], parts, False)
         if chain.is_whole:
-            due = due[self._numbers[due["turn"]] != UNNUMBERED]
+            due = due[self.chain.numbers[due["turn"]] != UNNUMBERED]
             if not self._is_upsert:
                 return Due(due, found[:0], parts, True)
         return Due(due[last_states(due)], found[:0], parts, False)
@@ -324,7 +326,7 @@ class WindowCheck:
             by.append("turn")
             self._recomputed[LINEAGE] = rows_in_order(self._table, held, self.step.key)
             held = Windows(**held.columns)
-            held["turn"] = found_at([(self._numbers, held["turn"])])
+            held["turn"] = found_at([(self.chain.numbers, held["turn"])])
         else:
             self._count_batches(held)
             held = held[self._standing(due, held)]
@@ -425,7 +427,7 @@ class WindowCheck:
         known which batch gave them out. That all others are there, the digests tell."""
         if not self._erased:
             return missing
-        numbers = np.append(self._numbers, UNNUMBERED)[due["turn"][missing]].tolist()
+        numbers = np.append(self.chain.numbers, UNNUMBERED)[due["turn"][missing]].tolist()
         counts = Counter(numbers)
         kept = np.array([counts[number] > self._erased[number] for number in numbers], np.bool_)
         return missing[kept] if len(missing) > self._erased.total() or kept.all() else missing[:0]
