@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import examples
 
 from holdfast.pipeline.operations.multisets import GONE, ORDER, Differences, Multisets, as_bytes
-from holdfast.pipeline.scratch import ScratchDatabase
+from holdfast.pipeline.scratch import ScratchDatabase, closed_database
 
 Rows = list[tuple[Any, ...]]
 
@@ -149,3 +149,10 @@ def test_nested_values_and_bytes_have_a_form_too() -> None:
         None,
     ]
     assert as_bytes(pa.array([b"\xff"])).to_pylist() == [b"\xff"]
+
+
+def test_a_comparison_draws_nothing_on_standard_output() -> None:
+    """What a command prints there is for others to read."""
+    asked = "SELECT value FROM duckdb_settings() WHERE name = 'enable_progress_bar'"
+    with closed_database(64 << 20) as database:
+        assert database.execute(asked).fetchone() == ("false",)
