@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from holdfast.pipeline.session import (
     shipped_package,
     shipping,
     worker_python,
+    workers_with_parts,
 )
 
 
@@ -138,3 +140,36 @@ def test_shuffles_on_a_large_cluster_follow_its_cores(cores: int, settings: dict
     )
     fit_to_cluster(spark, settings)
     assert conf[SHUFFLE] == now
+
+
+class Context:
+    """Of a session that a user brings, as far as the parts go."""
+
+    master = "spark://elsewhere:7077"
+    pythonExec = "python3"  # noqa: N815  as Spark calls it
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+        self.listArchives: list[str] = []
+        self.addArchive = self.listArchives.append
+
+
+def test_a_session_that_a_user_brings_gets_the_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def shipped(home: str, settings: Mapping[str, str], tell: object) -> str:
+        asked.append(settings.get(session.PACKAGE_WITH, ""))
+        return f"{home}/package/holdfast-{len(asked[-1])}.tar.gz"
+
+    monkeypatch.setattr(session, "shipped_package", shipped)
+    first, other = Context(), Context()
+    for context in (first, other):
+        for home, settings in (("a", {}), ("b", {}), ("c", {session.PACKAGE_WITH: "shapely"})):
+            spark: Any = SimpleNamespace(sparkContext=context)
+            with workers_with_parts(spark, home, settings):
+                assert context.environment == {"PYTHONPATH": f"./{session.PARTS}"}
+            assert context.environment == {}
+    assert asked == ["", "shapely"] * 2
+    assert first.listArchives == [
+        f"{path}#{session.PARTS}" for path in ("a/package/holdfast-0.tar.gz", "c/package/holdfast-7.tar.gz")
+    ]

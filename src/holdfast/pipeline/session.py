@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.class_archive import ClassArchive
@@ -30,6 +31,7 @@ from holdfast.pipeline.java import find_java
 from holdfast.pipeline.worker_python import quick_python
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 SUPPORTED_SPARK = ("4.0", "4.1", "4.2", "4.3")
@@ -195,6 +197,11 @@ def shipping(address: str, settings: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+_sent: WeakKeyDictionary[SparkContext, set[str]] = WeakKeyDictionary()
+"""The packages that sessions of users have, by what goes in beside our parts. Finding out what a package would hold
+reads every file of ours, and this process goes on with the parts that it has loaded, whatever is installed since."""
+
+
 @contextlib.contextmanager
 def workers_with_parts(
     spark: SparkSession, home: str, settings: Mapping[str, str], tell: Callable[[str], None] | None = None
@@ -204,10 +211,13 @@ def workers_with_parts(
     context = spark.sparkContext
     python, environment = context.pythonExec, dict(context.environment)
     if is_remote(context.master):
-        package = shipped_package(home, settings, tell)
-        # Named by its content: an earlier run in this session, with another home, may have sent it already.
-        if not any(os.path.basename(package) in sent for sent in context.listArchives):
-            context.addArchive(f"{package}#{PARTS}")
+        more, has = settings.get(PACKAGE_WITH, ""), _sent.setdefault(context, set())
+        if more not in has:
+            package = shipped_package(home, settings, tell)
+            # Named by its content: the session may have been started with it.
+            if not any(os.path.basename(package) in sent for sent in context.listArchives):
+                context.addArchive(f"{package}#{PARTS}")
+            has.add(more)
         paths = (f"./{PARTS}", environment.get("PYTHONPATH", ""))
         context.environment["PYTHONPATH"] = ":".join(filter(None, paths))
     else:
