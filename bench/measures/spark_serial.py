@@ -93,7 +93,8 @@ def once(bench: Bench, stand: Stand, cluster: SparkCluster, topic: str, kind: st
         pipeline = stand.pipeline(topic, home)
         if kind == "letters":
             pipeline = pipeline.expect("amount < 0", name="none")
-        before = processor_seconds(stand.spark, cluster)
+        # Looking around takes some 15 ms that are no batch's: its own time is read last here, and first behind.
+        before = processor_seconds(stand.spark, cluster) | own_seconds()
         stand.run(pipeline.write(sinks[kind][0], **sinks[kind][1]))
         driver, tasks = spent_since(before, processor_seconds(stand.spark, cluster))
         return {"driver_s": driver, "share_percent": 100 * driver / (driver + tasks)}
@@ -109,7 +110,7 @@ def spent_since(before: Spent, now: Spent) -> tuple[float, float]:
 
 def processor_seconds(spark: SparkSession, cluster: SparkCluster) -> Spent:
     """Of every thread of the JVMs and every process, by whom it works for."""
-    spent: Spent = {("driver", os.getpid()): _spent(_stat(Path("/proc/self"))[1])}
+    spent = own_seconds()
     spent |= _threads("driver", int(spark.sparkContext._gateway.proc.pid))  # type: ignore[union-attr]
     executors = {process for worker in cluster.workers for process in worker.executors()}
     for process in executors:
@@ -123,6 +124,11 @@ def processor_seconds(spark: SparkSession, cluster: SparkCluster) -> Spent:
         if executors.intersection(_line(process, stats)[1:]):
             spent["tasks", process] = _spent(fields)
     return spent
+
+
+def own_seconds() -> Spent:
+    """Of this process, the driver's Python."""
+    return {("driver", os.getpid()): _spent(_stat(Path("/proc/self"))[1])}
 
 
 def _threads(whose: str, jvm: int) -> Spent:

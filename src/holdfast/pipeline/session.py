@@ -142,16 +142,14 @@ def _started(settings: Mapping[str, str]) -> SparkSession:
 def _python_of_workers(python: str) -> Iterator[None]:
     """Spark takes it from the environment when a session starts."""
     names = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    before = {name: os.environ.get(name) for name in names}
+    before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(names)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in names.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 # ---------------------------------------------------------------------------- a cluster
@@ -241,7 +239,7 @@ def refuse_fixed(settings: Mapping[str, str]) -> None:
 def refuse_changed(spark: SparkSession, known: str) -> str:
     """The same of a session that was looked at before: only what was set since matters. `known` is what this gave then:
     while it says the same, one question to the JVM is enough."""
-    told = str(spark._jsparkSession.conf().getAll().toString())
+    told = _settings_text(spark)
     if told != known:
         refuse_session(spark, is_known=True)
     return told
@@ -250,7 +248,7 @@ def refuse_changed(spark: SparkSession, known: str) -> str:
 def refuse_session(spark: SparkSession, *, is_known: bool = False) -> None:
     """A session is refused when it would compute something else than one of ours; one that `is_known` was looked at
     before, and only what was set since matters."""
-    settings = dict(spark.conf.getAll)
+    settings = dict(each.partition(" -> ")[::2] for each in _settings_text(spark).split("\0"))
     if not is_known:
         # What nobody has set follows from the machine: its time zone, or a variable of the environment.
         settings |= {name: spark.conf.get(name) or "" for name in FIXED if name.startswith("spark.sql.")}
@@ -260,6 +258,11 @@ def refuse_session(spark: SparkSession, *, is_known: bool = False) -> None:
             f"{wanted}: set it so (spark.conf.set, or where the session starts), or leave the session to "
             "holdfast"
         )
+
+
+def _settings_text(spark: SparkSession) -> str:
+    """What was set, by one question to the JVM: `spark.conf.getAll` asks three for each setting."""
+    return str(spark._jsparkSession.conf().getAll().mkString("\0"))
 
 
 def session_settings(

@@ -71,3 +71,14 @@ def test_a_file_with_other_rows_than_were_asked_for_stops_the_batch(files: Mappi
     exchanged = {0: files[3], 3: files[0]}
     with pytest.raises(Unbalanced, match="others are there"):
         list(read_staged(numbered([(0, 0), (0, 1), (0, 2)]), exchanged, SCHEMA))
+
+
+def test_a_column_that_the_stage_lacks_may_be_null_whatever_the_sink_had(
+    files: Mapping[int, str], tmp_path: Path
+) -> None:
+    """The step that made it of nothing null is gone; a file says which of its columns may be null."""
+    never_null = pa.schema([*SCHEMA, pa.field("one", pa.int32(), False)])
+    rows = pa.Table.from_batches(read_staged(numbered([(0, 0)]), files, never_null))
+    pq.write_table(rows, tmp_path / "written.parquet")
+    assert pq.read_table(tmp_path / "written.parquet")["one"].to_pylist() == [None]
+    assert not rows.schema.field("_hf").nullable

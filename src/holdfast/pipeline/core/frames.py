@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +37,16 @@ def map_in_arrow(frame: DataFrame, function: ArrowFunction, schema: StructType |
         return function(batch.rename_columns(names) for batch in batches)
 
     return frame.toDF(*(f"_{number}" for number in range(len(names)))).mapInArrow(under_their_names, schema)
+
+
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+    """A frame to look at what steps make of these columns: `createDataFrame` asks the JVM five times as much."""
+    from pyspark.sql import DataFrame
+
+    session, java = spark._jsparkSession, cast("Any", spark._jvm).java
+    return DataFrame(
+        session.createDataFrame(java.util.ArrayList(), session.parseDataType(schema.json())), spark
+    )
 
 
 def reports_of(frame: DataFrame, task: ArrowFunction, schema: str, *, is_small: bool = False) -> list[Any]:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.pipeline.aside import DUPLICATE, FILTERED, LATE
 from holdfast.pipeline.core.failures import DefinitionWrong, StepError, Unbalanced, spark_message
+from holdfast.pipeline.core.frames import no_rows
 from holdfast.pipeline.core.inspection import PlanShape, inspect, quiet_spark, run_query
 from holdfast.pipeline.core.sql import LINEAGE, quoted, struct_of
 from holdfast.pipeline.definition.columns import KEY_PREFIX
@@ -151,7 +152,7 @@ def shape_of(
     spark: SparkSession, schema: StructType, step: Sql | Python, directory: str
 ) -> tuple[PlanShape, StructType]:
     """What a step does to rows of this schema, and the schema it gives."""
-    empty = spark.createDataFrame([], schema)
+    empty = no_rows(spark, schema)
     if isinstance(step, Python) and step.mode == "spark":
         after, shape = apply_dataframe(empty, step, directory)
         return shape, after.schema
@@ -181,7 +182,7 @@ def _check_rule(spark: SparkSession, schema: StructType, rule: Rule) -> None:
     from pyspark.sql.types import BooleanType
 
     sql = rule.that if isinstance(rule, Expect) else rule.where
-    empty = spark.createDataFrame([], schema)
+    empty = no_rows(spark, schema)
     try:
         frame = empty.selectExpr(f"({sql}) AS verdict")
     except Exception as error:
@@ -264,7 +265,7 @@ class Router:
             name for name in (*KEPT_RESERVED, "_event_time") if name in self.input_schema.names
         ]
         self._schemas[MAIN] = self._follow(self.input_schema)
-        self.empty_main: DataFrame = self.empty(MAIN)
+        self.empty_main: DataFrame = spark.createDataFrame([], self._schemas[MAIN])
         self.empty_dead: DataFrame = spark.createDataFrame([], DEAD_DDL)
         for sink in definition.sinks:
             self._check_rows(sink.name, sink.rows)
@@ -282,7 +283,7 @@ class Router:
                 self._add_operator(step, schema)
             elif isinstance(step, Lookup):
                 schema = self._lookups.schema_after(schema, step)
-                schema = spark.createDataFrame([], schema).drop(*self._lookups.flags(step)).schema
+                schema = no_rows(spark, schema).drop(*self._lookups.flags(step)).schema
             else:
                 assert isinstance(step, Sql | Python)
                 if step.expand:
@@ -294,7 +295,7 @@ class Router:
             )
         is_plain = not expanding and not self.operators
         self._observes = is_plain and all(shape.keeps_every_row for shape in self._shapes.values())
-        return narrow(spark.createDataFrame([], schema)).schema
+        return narrow(no_rows(spark, schema)).schema
 
     def _add_operator(self, step: Step, schema: StructType) -> None:
         operator = self.operators[step.name] = operator_of(step, self._definition)
@@ -310,7 +311,7 @@ class Router:
 
     def empty(self, rows: str) -> DataFrame:
         """No rows, of the schema of these."""
-        return self._spark.createDataFrame([], self._schemas[rows])
+        return self.empty_main if rows == MAIN else self._spark.createDataFrame([], self._schemas[rows])
 
     def walk(
         self,

@@ -81,7 +81,7 @@ class LocalRows:
             for field in schema:
                 at = batch.schema.get_field_index(field.name)
                 columns.append(pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at))
-                fields.append(field if at < 0 else batch.schema.field(at))
+                fields.append(field.with_nullable(True) if at < 0 else batch.schema.field(at))
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
@@ -145,5 +145,6 @@ def _as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         at = batch.schema.get_field_index(field.name)
         column = pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at)
         columns.append(column if column.type == field.type else column.cast(field.type))
-        fields.append(field)
+        # A column that a step made of nothing null is null where that step is gone.
+        fields.append(field.with_nullable(True) if at < 0 else field)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

@@ -17,6 +17,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from holdfast.pipeline.core.frames import ArrowFunction
-    from holdfast.pipeline.sinks.staged import StagedRows
 
 ROW_GROUP_ROWS = 256 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -137,7 +136,10 @@ def reject_unreadable(
 def write_batch(rows: DataFrame, columns: StructType, files: FileSet, batch: Batch) -> list[WrittenFile]:
     """Write these columns of a batch's rows, null where the rows have none; returns what counts."""
     if batch.local is None or not is_put(rows, files.partition_by, batch):
-        return write_files(projected(rows, columns), files, batch.staged, is_small=batch.local is not None)
+        if batch.staged is not None and not files.partition_by:
+            task = partial(_take_staged, staged=batch.staged.files, schema=arrow_schema(columns), files=files)
+            return _written(reports_of(batch.staged.numbers, task, REPORT), files)
+        return write_files(projected(rows, columns), files, is_small=batch.local is not None)
     alike = replace(files, directory="", disk=PLACELESS), columns
     for made, written, contents in batch.local.made:
         if made == alike:
@@ -168,13 +170,8 @@ def _content(files: FileSet, file: WrittenFile) -> bytes:
         return handle.read()
 
 
-def write_files(
-    rows: DataFrame, files: FileSet, staged: StagedRows | None = None, *, is_small: bool = False
-) -> list[WrittenFile]:
-    """Write these rows; returns what counts. Columns of `partition_by` go into the report and not into the files.
-
-    With `staged`, the tasks take them from there; not with `partition_by`, since Spark sorts the rows then.
-    """
+def write_files(rows: DataFrame, files: FileSet, *, is_small: bool = False) -> list[WrittenFile]:
+    """Write these rows; returns what counts. Columns of `partition_by` go into the report and not into the files."""
     values = [
         column_named(name).cast("string").alias(f"{VALUE}{at}") for at, name in enumerate(files.partition_by)
     ]
@@ -183,15 +180,7 @@ def write_files(
         rows = rows.select(*kept, *values).sortWithinPartitions(
             *(f"{VALUE}{at}" for at in range(len(values)))
         )
-
-    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_task(batches, files)
-
-    if staged is not None and not values:
-        found = reports_of(staged.numbers, _taking(rows, files, staged.files), REPORT)
-    else:
-        found = reports_of(rows, task, REPORT, is_small=is_small)
-    return _written(found, files)
+    return _written(reports_of(rows, partial(write_task, files=files), REPORT, is_small=is_small), files)
 
 
 def _written(reports: Iterable[Mapping[str, Any]], files: FileSet) -> list[WrittenFile]:
@@ -211,13 +200,10 @@ def _written(reports: Iterable[Mapping[str, Any]], files: FileSet) -> list[Writt
     return written
 
 
-def _taking(rows: DataFrame, files: FileSet, staged: Mapping[int, str]) -> ArrowFunction:
-    schema = arrow_schema(rows.schema)
-
-    def task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_task(read_staged(numbers, staged, schema), files)
-
-    return task
+def _take_staged(
+    numbers: Iterable[pa.RecordBatch], staged: Mapping[int, str], schema: pa.Schema, files: FileSet
+) -> Iterator[pa.RecordBatch]:
+    return write_task(read_staged(numbers, staged, schema), files)
 
 
 def require_there(files: FileSet, file: WrittenFile) -> None:
