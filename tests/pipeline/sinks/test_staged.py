@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import examples
 
 from holdfast.pipeline.core.failures import Unbalanced
-from holdfast.pipeline.sinks.staged import read_staged, row_numbers
+from holdfast.pipeline.sinks.staged import LocalRows, read_staged, row_numbers
 
 LINEAGE = pa.struct(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("index", pa.int32())]
@@ -82,3 +84,11 @@ def test_a_column_that_the_stage_lacks_may_be_null_whatever_the_sink_had(
     pq.write_table(rows, tmp_path / "written.parquet")
     assert pq.read_table(tmp_path / "written.parquet")["one"].to_pylist() == [None]
     assert not rows.schema.field("_hf").nullable
+
+
+def test_so_may_a_column_that_rows_in_the_driver_lack() -> None:
+    there = pa.table({"name": ["a"]})
+    rows: Any = SimpleNamespace(toArrow=lambda: there)
+    (batch,) = LocalRows(rows).batches(pa.schema([("name", pa.string()), pa.field("one", pa.int32(), False)]))
+    assert batch.to_pylist() == [{"name": "a", "one": None}]
+    assert batch.schema.field("one").nullable
