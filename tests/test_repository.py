@@ -96,7 +96,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
-CODE_LINES_MAX = 126_758
+CODE_LINES_MAX = 126_759
 """Lines of code in src and tests/support. A commit that raises the figure says what users get for it."""
 
 

@@ -142,7 +142,8 @@ class Show:
         self._print(demo_proof.verdict(proof.pipeline))
         certified = demo_proof.certify(proof.pipeline, self._certificates)
         trusted = sum(not each.is_gap for each in proof.pipeline.unproven)
-        names = f", which names {trusted} things that it takes on trust" if trusted else ""
+        things = "1 thing" if trusted == 1 else f"{trusted} things"
+        names = f", which names {things} that it takes on trust" if trusted else ""
         self._console.print(f"The certificate: {certified}{names}", highlight=False, soft_wrap=True)
         if self._is_kept:
             for line in self._advice():
